@@ -1,0 +1,3 @@
+module github.com/leasekit/leasekit
+
+go 1.26

@@ -40,14 +40,25 @@ type NotAcquiredError struct {
 	// Reentrant is set when the calling code holds the key itself, as its
 	// context says: it would have waited for itself, so no try was made.
 	Reentrant bool
+	// Err is set when the key was not held elsewhere after all: the last try
+	// was granted, but so late that the lease could have ended. It was given
+	// back.
+	Err error
 }
 
 func (e *NotAcquiredError) Error() string {
 	if e.Reentrant {
 		return fmt.Sprintf("lock %q: not acquired: the calling context holds this key already, and leases are not reentrant", e.Key)
 	}
-	return fmt.Sprintf("lock %q: not acquired: held elsewhere, tried %d times in %v", e.Key, e.Tries, e.Waited.Round(time.Millisecond))
+	reason := "held elsewhere"
+	if e.Err != nil {
+		reason = e.Err.Error()
+	}
+	return fmt.Sprintf("lock %q: not acquired: %s, tries: %d, waited: %v", e.Key, reason, e.Tries, e.Waited.Round(time.Millisecond))
 }
+
+// Unwrap returns Err.
+func (e *NotAcquiredError) Unwrap() error { return e.Err }
 
 // Is reports whether target is [ErrNotAcquired].
 func (e *NotAcquiredError) Is(target error) bool { return target == ErrNotAcquired }

@@ -1,0 +1,356 @@
+package core
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"time"
+)
+
+// hold is a lease that was granted: it renews itself, notices its loss, and is
+// released in the end.
+//
+// It is a state machine under one mutex and one timer, whose function runs on a
+// goroutine of its own: between renewals a hold costs no goroutine. A renewal
+// never runs under the mutex, so that a store that hangs can neither delay the
+// loss nor the release.
+type hold struct {
+	s          *Strategy
+	key, owner string
+	token      int64
+	sent       time.Time // when the acquire was
+	granted    time.Time // when its answer was there
+	tries      int
+	waited     time.Duration
+
+	detached context.Context // the caller's values, for renewals, release and hooks
+	ctx      lockCtx         // what the callback gets
+	cancel   context.CancelCauseFunc
+
+	// Bounds of the two calls that every hold makes; two, because a driver may
+	// look at a context after the call has returned.
+	acquiring, releasing boundedCtx
+
+	mu       sync.Mutex
+	state    state
+	deadline time.Time // the lease may have ended after this
+	maxEnd   time.Time // zero without MaxHold
+	timer    *time.Timer
+	renewal  struct {
+		number   int // of the last one sent
+		waiting  bool
+		failures int // in a row
+		err      error
+		cancel   context.CancelFunc
+	}
+	loss     *LostError
+	disowned bool // the store said that the lease is gone: nothing to release
+	children map[*lockCtx]context.CancelCauseFunc
+	hooks    struct {
+		queue   []func()
+		running bool
+		idle    sync.Cond
+	}
+}
+
+type state uint8
+
+const (
+	stateHeld state = iota
+	stateLost
+	stateReleased
+)
+
+var (
+	errNotHeld   = errors.New("the store says that it is not held any more")
+	errMaxHold   = errors.New("held for Options.MaxHold")
+	errUnrenewed = errors.New("no renewal was confirmed in time")
+)
+
+// localDeadline is until when a lease surely lives whose last request, answered
+// with yes, was sent at that time. The server began to count later than that;
+// one percent is for clocks that run at different speed (Redis' Redlock page
+// names the same allowance).
+func localDeadline(sent time.Time, ttl time.Duration) time.Time {
+	return sent.Add(ttl - ttl/100)
+}
+
+// renewDelay is when after the last request the next renewal is due: a third of
+// the ttl, less up to a fifth of that, so that holds which began together do
+// not renew together.
+func renewDelay(ttl time.Duration) time.Duration {
+	third := ttl / 3
+	return third - rand.N(third/5+1)
+}
+
+// start begins the hold of a granted lease.
+func (h *hold) start(parent context.Context, outer *lockCtx, a *attempt) {
+	h.tries, h.waited = a.tries, h.granted.Sub(a.start)
+	h.detached = context.WithoutCancel(a.ctx)
+	h.hooks.idle.L = &h.mu
+	ctx, cancel := context.WithCancelCause(parent)
+	h.cancel = cancel
+	h.ctx = lockCtx{Context: ctx, h: h, outer: outer}
+	due := h.sent.Add(renewDelay(h.s.o.TTL))
+	if h.s.o.MaxHold > 0 {
+		h.maxEnd = h.granted.Add(h.s.o.MaxHold)
+	}
+	h.mu.Lock() // the timer may fire before it is assigned
+	h.timer = time.AfterFunc(h.untilLocked(due), h.tick)
+	if h.s.o.Hooks.Acquired != nil {
+		h.emitLocked(h.s.o.Hooks.Acquired, "", nil)
+	}
+	h.unlockAndCallHooks()
+}
+
+// run calls fn and ends the hold.
+func (h *hold) run(fn func(context.Context) error) (err error) {
+	defer func() { // a panic and Goexit come here too
+		loss, _ := h.end()
+		h.awaitHooks()
+		if loss != nil && err != nil && err != error(loss) { //nolint:errorlint // the very same value, handed on from context.Cause
+			err = &LostError{Key: loss.Key, Token: loss.Token, Reason: loss.Reason, Err: err}
+		}
+	}()
+	return fn(&h.ctx)
+}
+
+// tick is the timer's function.
+func (h *hold) tick() {
+	h.mu.Lock()
+	now := time.Now()
+	switch {
+	case h.state != stateHeld:
+		h.mu.Unlock()
+	case h.overdueLocked(now) != nil:
+		h.loseLocked(h.overdueLocked(now))
+		h.unlockAndCallHooks()
+	case h.renewal.waiting:
+		// The renewal went unanswered. It may still be answered; it is not
+		// waited for any longer.
+		h.renewal.cancel()
+		h.renewFailedLocked(context.DeadlineExceeded)
+		h.unlockAndCallHooks()
+	default:
+		h.renewLocked(now)
+	}
+}
+
+// overdueLocked returns why the lease counts as lost at now, nil if it does
+// not.
+func (h *hold) overdueLocked(now time.Time) error {
+	switch {
+	case !h.maxEnd.IsZero() && !now.Before(h.maxEnd):
+		return errMaxHold
+	case now.Before(h.deadline):
+		return nil
+	case h.renewal.err != nil:
+		return fmt.Errorf("%w: %w", errUnrenewed, h.renewal.err)
+	default:
+		return errUnrenewed
+	}
+}
+
+// renewLocked sends a renewal, and unlocks meanwhile.
+func (h *hold) renewLocked(now time.Time) {
+	ttl := h.s.o.TTL
+	ctx, cancel := context.WithDeadline(h.detached, now.Add(ttl/3))
+	defer cancel()
+	h.renewal.number++
+	number := h.renewal.number
+	h.renewal.waiting = true
+	h.renewal.cancel = cancel
+	// A store that minds its context answers at a third of the ttl; the timer
+	// comes a little later, and speaks for one that does not.
+	h.timer.Reset(h.untilLocked(now.Add(ttl/3 + min(ttl/12, 50*time.Millisecond))))
+	h.mu.Unlock()
+
+	renewed, err := h.s.store.Renew(ctx, h.key, h.owner, ttl)
+
+	h.mu.Lock()
+	defer h.unlockAndCallHooks()
+	current := number == h.renewal.number && h.renewal.waiting
+	switch {
+	case h.state != stateHeld:
+	case err != nil && !current: // given up and reported before
+	case err != nil:
+		h.renewFailedLocked(err)
+	case !renewed:
+		h.disowned = true
+		h.loseLocked(errNotHeld)
+	default:
+		// A late yes is a yes: the lease lives from when it was asked for.
+		if d := localDeadline(now, ttl); d.After(h.deadline) {
+			h.deadline = d
+		}
+		answered := time.Now()
+		if reason := h.overdueLocked(answered); reason != nil {
+			h.loseLocked(reason)
+			return
+		}
+		h.renewal.failures, h.renewal.err = 0, nil
+		if current {
+			h.renewal.waiting = false
+			due := now.Add(renewDelay(ttl))
+			if soonest := answered.Add(ttl / 30); due.Before(soonest) {
+				due = soonest // the server is slow: do not press it
+			}
+			h.timer.Reset(h.untilLocked(due))
+		}
+		if h.s.o.Hooks.Renewed != nil {
+			h.emitLocked(h.s.o.Hooks.Renewed, "", nil)
+		}
+	}
+}
+
+// renewFailedLocked plans the next try.
+func (h *hold) renewFailedLocked(err error) {
+	h.renewal.waiting = false
+	h.renewal.failures++
+	h.renewal.err = &StoreError{Op: "renew", Key: h.key, Err: err}
+	h.timer.Reset(h.untilLocked(time.Now().Add(retryDelay(h.renewal.failures, h.s.o.TTL))))
+	h.emitLocked(h.s.o.Hooks.RenewFailed, "leasekit: renewal failed, trying again until the lease's deadline", h.renewal.err)
+}
+
+// untilLocked is how long the timer has to sleep to wake at due, or when the
+// lease is overdue if that is sooner.
+func (h *hold) untilLocked(due time.Time) time.Duration {
+	if h.deadline.Before(due) {
+		due = h.deadline
+	}
+	if !h.maxEnd.IsZero() && h.maxEnd.Before(due) {
+		due = h.maxEnd
+	}
+	return time.Until(due)
+}
+
+// loseLocked ends the hold because the lease is lost. The callback is cancelled
+// first; nothing that is slow may stand in front of that.
+func (h *hold) loseLocked(reason error) {
+	h.loss = &LostError{Key: h.key, Token: h.token, Reason: reason}
+	h.finishLocked(stateLost, h.loss)
+	h.emitLocked(h.s.o.Hooks.Lost, "leasekit: lease lost, the callback is cancelled", h.loss)
+}
+
+// finishLocked leaves the state held: no renewal is sent from here on.
+func (h *hold) finishLocked(state state, cause error) {
+	h.state = state
+	h.timer.Stop()
+	if h.renewal.cancel != nil {
+		h.renewal.cancel()
+	}
+	h.cancel(cause)
+	for _, cancel := range h.children {
+		cancel(cause)
+	}
+	h.children = nil
+}
+
+// end ends the hold for good, and returns its loss, if it was lost, and the
+// error of the release, if that failed.
+func (h *hold) end() (*LostError, error) {
+	h.mu.Lock()
+	if h.state == stateHeld {
+		// A process that was suspended may come here before its timer does.
+		if reason := h.overdueLocked(time.Now()); reason != nil {
+			h.loseLocked(reason)
+		} else {
+			h.finishLocked(stateReleased, ErrReleased)
+		}
+	}
+	loss, disowned := h.loss, h.disowned
+	h.unlockAndCallHooks()
+	if disowned {
+		return loss, nil
+	}
+
+	h.releasing = boundedCtx{parent: h.detached, deadline: time.Now().Add(min(h.s.o.TTL, releaseBound))}
+	err := h.letGo(&h.releasing, loss != nil)
+	h.releasing.stop()
+	if err != nil {
+		err = &StoreError{Op: "release", Key: h.key, Err: err}
+	}
+
+	h.mu.Lock()
+	if err != nil {
+		h.emitLocked(h.s.o.Hooks.ReleaseFailed, "leasekit: release failed, the key stays locked until its ttl is over", err)
+	} else if h.s.o.Hooks.Released != nil {
+		h.emitLocked(h.s.o.Hooks.Released, "", nil)
+	}
+	h.unlockAndCallHooks()
+	return loss, err
+}
+
+// letGo releases the lease, or, if it was held for less than MinHold, renews it
+// one last time for the remainder.
+func (h *hold) letGo(ctx context.Context, lost bool) error {
+	if left := h.s.o.MinHold - time.Since(h.granted); left > 0 && !lost {
+		_, err := h.s.store.Renew(ctx, h.key, h.owner, max(left, MinTTL))
+		return err
+	}
+	return h.s.store.Release(ctx, h.key, h.owner)
+}
+
+func (h *hold) held() bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.state == stateHeld
+}
+
+// errLocked is nil while the lease is held, then why it is not.
+func (h *hold) errLocked() error {
+	switch {
+	case h.loss != nil:
+		return h.loss
+	case h.state == stateReleased:
+		return ErrReleased
+	default:
+		return nil
+	}
+}
+
+// emitLocked queues a hook and, unless msg is empty, a warning.
+func (h *hold) emitLocked(hook hookFunc, msg string, err error) {
+	if hook == nil && msg == "" {
+		return
+	}
+	e := Event{Name: h.s.o.Name, Key: h.key, Token: h.token, Tries: h.tries, Waited: h.waited, Held: time.Since(h.granted), Err: err}
+	h.hooks.queue = append(h.hooks.queue, func() {
+		if msg != "" {
+			h.s.warn(h.detached, msg, e)
+		}
+		h.s.call(h.detached, hook, e)
+	})
+}
+
+// unlockAndCallHooks unlocks and calls the queued hooks, in order, one at a
+// time. If another goroutine is calling one already, the queue is left to it:
+// waiting here would deadlock a hook that releases its own lease.
+func (h *hold) unlockAndCallHooks() {
+	if h.hooks.running || len(h.hooks.queue) == 0 {
+		h.mu.Unlock()
+		return
+	}
+	h.hooks.running = true
+	for len(h.hooks.queue) > 0 {
+		next := h.hooks.queue[0]
+		h.hooks.queue = h.hooks.queue[1:]
+		h.mu.Unlock()
+		next()
+		h.mu.Lock()
+	}
+	h.hooks.running = false
+	h.hooks.idle.Broadcast()
+	h.mu.Unlock()
+}
+
+// awaitHooks returns when no hook is running or queued any more.
+func (h *hold) awaitHooks() {
+	h.mu.Lock()
+	for h.hooks.running {
+		h.hooks.idle.Wait()
+	}
+	h.mu.Unlock()
+}

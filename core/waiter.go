@@ -1,0 +1,117 @@
+package core
+
+import (
+	"context"
+	"log/slog"
+	"time"
+)
+
+// subscribeBound is how long a subscription may take until it is given up. The
+// waiter polls meanwhile.
+const subscribeBound = 5 * time.Second
+
+// waiter is how one call waits between its tries: for a signal, the end of the
+// present lease, or the next poll, whichever comes first.
+type waiter struct {
+	sleeps  int
+	timer   *time.Timer
+	signals <-chan struct{}     // nil: none to be had, poll
+	pending <-chan subscription // nil: not subscribing
+	stopSub func()
+	cancel  context.CancelFunc
+}
+
+type subscription struct {
+	signals <-chan struct{}
+	stop    func()
+	err     error
+}
+
+// subscribe begins to ask the store for signals, if it can give any. A store
+// that hangs delays nobody: sleep takes the subscription up when it comes.
+func (w *waiter) subscribe(a *attempt) {
+	s, key, caller := a.s, a.key, a.ctx
+	if s.notifier == nil {
+		return
+	}
+	ctx, cancel := context.WithTimeout(caller, subscribeBound)
+	w.cancel = cancel
+	pending := make(chan subscription)
+	w.pending = pending
+	go func() {
+		signals, stop, err := s.notifier.Subscribe(ctx, key)
+		select {
+		case pending <- subscription{signals, stop, err}:
+		case <-ctx.Done(): // the waiter has gone, or has given up
+			if err == nil {
+				stop()
+			} else if caller.Err() == nil && ctx.Err() == context.DeadlineExceeded {
+				s.subscribed(key, err)
+			}
+		}
+	}()
+}
+
+// sleep returns when it is time for another try; false if the caller's context
+// has ended. left is how long the present lease still lives (0: not known),
+// remaining how much waiting time there is.
+func (w *waiter) sleep(a *attempt, left, remaining time.Duration) bool {
+	w.sleeps++
+	d := min(pollDelay(w.sleeps, left), remaining)
+	if w.timer == nil {
+		w.timer = time.NewTimer(d)
+	} else {
+		w.timer.Reset(d)
+	}
+	for {
+		select {
+		case <-a.ctx.Done():
+			return false
+		case <-w.timer.C:
+			return true
+		case sub := <-w.pending:
+			w.pending = nil
+			a.s.subscribed(a.key, sub.err)
+			if sub.err != nil {
+				continue
+			}
+			w.signals, w.stopSub = sub.signals, sub.stop
+			// A release between the failed try and the subscription gave no
+			// signal: look again at once. This was no sleep.
+			w.sleeps--
+			return true
+		case _, ok := <-w.signals:
+			if !ok {
+				w.signals = nil // no more signals: poll
+				continue
+			}
+			return true
+		}
+	}
+}
+
+// stop ends the subscription, also one that is still on its way.
+func (w *waiter) stop() {
+	if w.cancel != nil {
+		w.cancel()
+	}
+	if w.stopSub != nil {
+		w.stopSub()
+	}
+	if w.timer != nil {
+		w.timer.Stop()
+	}
+}
+
+// subscribed logs that subscriptions have begun to fail. The waiters of a store
+// that cannot subscribe at all would otherwise log a line each.
+func (s *Strategy) subscribed(key string, err error) {
+	s.subscribing.mu.Lock()
+	news := err != nil && !s.subscribing.failed
+	s.subscribing.failed = err != nil
+	s.subscribing.mu.Unlock()
+	if news {
+		s.logger().Info("leasekit: the store cannot tell when keys become free: waiters poll",
+			slog.String("lock", s.o.Name), slog.String("key", key), slog.Any("error", err))
+	}
+}

@@ -64,6 +64,7 @@ type boundedCtx struct {
 	deadline time.Time
 
 	mu     sync.Mutex
+	looked bool            // Err was called before
 	armed  context.Context // the standard library's, made by the first Done
 	cancel context.CancelFunc
 	err    error // latched before armed is set
@@ -90,7 +91,9 @@ func (b *boundedCtx) Done() <-chan struct{} {
 	return b.armed.Done()
 }
 
-// Err implements [context.Context].
+// Err implements [context.Context]. Its first call, by which stores refuse a
+// context that has ended before, does not read the clock: the deadline has just
+// been set.
 func (b *boundedCtx) Err() error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -100,6 +103,8 @@ func (b *boundedCtx) Err() error {
 		return b.armed.Err()
 	case b.parent.Err() != nil:
 		b.err = b.parent.Err()
+	case !b.looked:
+		b.looked = true
 	case !time.Now().Before(b.deadline):
 		b.err = context.DeadlineExceeded
 	}

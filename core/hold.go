@@ -20,8 +20,7 @@ type hold struct {
 	s          *Strategy
 	key, owner string
 	token      int64
-	sent       time.Time // when the acquire was
-	granted    time.Time // when its answer was there
+	granted    time.Time
 	tries      int
 	waited     time.Duration
 
@@ -36,7 +35,6 @@ type hold struct {
 	mu       sync.Mutex
 	state    state
 	deadline time.Time // the lease may have ended after this
-	maxEnd   time.Time // zero without MaxHold
 	timer    *time.Timer
 	renewal  struct {
 		number   int // of the last one sent
@@ -48,11 +46,14 @@ type hold struct {
 	loss     *LostError
 	disowned bool // the store said that the lease is gone: nothing to release
 	children map[*lockCtx]context.CancelCauseFunc
-	hooks    struct {
-		queue   []func()
-		running bool
-		idle    sync.Cond
-	}
+	hooks    *hookQueue // nil: none was called yet
+}
+
+// hookQueue keeps the hooks of one hold in order.
+type hookQueue struct {
+	waiting []func()
+	running bool
+	idle    *sync.Cond
 }
 
 type state uint8
@@ -69,13 +70,11 @@ var (
 	errUnrenewed = errors.New("no renewal was confirmed in time")
 )
 
-// localDeadline is until when a lease surely lives whose last request, answered
-// with yes, was sent at that time. The server began to count later than that;
-// one percent is for clocks that run at different speed (Redis' Redlock page
-// names the same allowance).
-func localDeadline(sent time.Time, ttl time.Duration) time.Time {
-	return sent.Add(ttl - ttl/100)
-}
+// localLife is how long a lease surely lives, counted from before the request
+// for it was sent, which is before the server began to count. One percent is
+// for clocks that run at different speed (the Redlock algorithm allows the
+// same).
+func localLife(ttl time.Duration) time.Duration { return ttl - ttl/100 }
 
 // renewDelay is when after the last request the next renewal is due: a third of
 // the ttl, less up to a fifth of that, so that holds which began together do
@@ -89,16 +88,13 @@ func renewDelay(ttl time.Duration) time.Duration {
 func (h *hold) start(parent context.Context, outer *lockCtx, a *attempt) {
 	h.tries, h.waited = a.tries, h.granted.Sub(a.start)
 	h.detached = context.WithoutCancel(a.ctx)
-	h.hooks.idle.L = &h.mu
 	ctx, cancel := context.WithCancelCause(parent)
 	h.cancel = cancel
 	h.ctx = lockCtx{Context: ctx, h: h, outer: outer}
-	due := h.sent.Add(renewDelay(h.s.o.TTL))
-	if h.s.o.MaxHold > 0 {
-		h.maxEnd = h.granted.Add(h.s.o.MaxHold)
-	}
+	sent := h.deadline.Add(-localLife(h.s.o.TTL))
+	due := sent.Add(renewDelay(h.s.o.TTL))
 	h.mu.Lock() // the timer may fire before it is assigned
-	h.timer = time.AfterFunc(h.untilLocked(due), h.tick)
+	h.timer = time.AfterFunc(h.untilLocked(due, h.granted), h.tick)
 	if h.s.o.Hooks.Acquired != nil {
 		h.emitLocked(h.s.o.Hooks.Acquired, "", nil)
 	}
@@ -142,7 +138,7 @@ func (h *hold) tick() {
 // not.
 func (h *hold) overdueLocked(now time.Time) error {
 	switch {
-	case !h.maxEnd.IsZero() && !now.Before(h.maxEnd):
+	case h.s.o.MaxHold > 0 && now.Sub(h.granted) >= h.s.o.MaxHold:
 		return errMaxHold
 	case now.Before(h.deadline):
 		return nil
@@ -164,7 +160,7 @@ func (h *hold) renewLocked(now time.Time) {
 	h.renewal.cancel = cancel
 	// A store that minds its context answers at a third of the ttl; the timer
 	// comes a little later, and speaks for one that does not.
-	h.timer.Reset(h.untilLocked(now.Add(ttl/3 + min(ttl/12, 50*time.Millisecond))))
+	h.timer.Reset(h.untilLocked(now.Add(ttl/3+min(ttl/12, 50*time.Millisecond)), now))
 	h.mu.Unlock()
 
 	renewed, err := h.s.store.Renew(ctx, h.key, h.owner, ttl)
@@ -182,7 +178,7 @@ func (h *hold) renewLocked(now time.Time) {
 		h.loseLocked(errNotHeld)
 	default:
 		// A late yes is a yes: the lease lives from when it was asked for.
-		if d := localDeadline(now, ttl); d.After(h.deadline) {
+		if d := now.Add(localLife(ttl)); d.After(h.deadline) {
 			h.deadline = d
 		}
 		answered := time.Now()
@@ -197,7 +193,7 @@ func (h *hold) renewLocked(now time.Time) {
 			if soonest := answered.Add(ttl / 30); due.Before(soonest) {
 				due = soonest // the server is slow: do not press it
 			}
-			h.timer.Reset(h.untilLocked(due))
+			h.timer.Reset(h.untilLocked(due, answered))
 		}
 		if h.s.o.Hooks.Renewed != nil {
 			h.emitLocked(h.s.o.Hooks.Renewed, "", nil)
@@ -210,20 +206,22 @@ func (h *hold) renewFailedLocked(err error) {
 	h.renewal.waiting = false
 	h.renewal.failures++
 	h.renewal.err = &StoreError{Op: "renew", Key: h.key, Err: err}
-	h.timer.Reset(h.untilLocked(time.Now().Add(retryDelay(h.renewal.failures, h.s.o.TTL))))
+	now := time.Now()
+	h.timer.Reset(h.untilLocked(now.Add(retryDelay(h.renewal.failures, h.s.o.TTL)), now))
 	h.emitLocked(h.s.o.Hooks.RenewFailed, "leasekit: renewal failed, trying again until the lease's deadline", h.renewal.err)
 }
 
-// untilLocked is how long the timer has to sleep to wake at due, or when the
-// lease is overdue if that is sooner.
-func (h *hold) untilLocked(due time.Time) time.Duration {
+// untilLocked is how long the timer has to sleep from now to wake at due, or
+// when the lease is overdue if that is sooner.
+func (h *hold) untilLocked(due, now time.Time) time.Duration {
 	if h.deadline.Before(due) {
 		due = h.deadline
 	}
-	if !h.maxEnd.IsZero() && h.maxEnd.Before(due) {
-		due = h.maxEnd
+	sleep := due.Sub(now)
+	if h.s.o.MaxHold > 0 {
+		sleep = min(sleep, h.s.o.MaxHold-now.Sub(h.granted))
 	}
-	return time.Until(due)
+	return sleep
 }
 
 // loseLocked ends the hold because the lease is lost. The callback is cancelled
@@ -252,21 +250,24 @@ func (h *hold) finishLocked(state state, cause error) {
 // error of the release, if that failed.
 func (h *hold) end() (*LostError, error) {
 	h.mu.Lock()
+	now := time.Now()
 	if h.state == stateHeld {
 		// A process that was suspended may come here before its timer does.
-		if reason := h.overdueLocked(time.Now()); reason != nil {
+		if reason := h.overdueLocked(now); reason != nil {
 			h.loseLocked(reason)
 		} else {
 			h.finishLocked(stateReleased, ErrReleased)
 		}
 	}
 	loss, disowned := h.loss, h.disowned
-	h.unlockAndCallHooks()
+	called := h.unlockAndCallHooks()
 	if disowned {
 		return loss, nil
 	}
-
-	h.releasing = boundedCtx{parent: h.detached, deadline: time.Now().Add(min(h.s.o.TTL, releaseBound))}
+	if called {
+		now = time.Now() // hooks may be slow, the bound is the release's alone
+	}
+	h.releasing = boundedCtx{parent: h.detached, deadline: now.Add(min(h.s.o.TTL, releaseBound))}
 	err := h.letGo(&h.releasing, loss != nil)
 	h.releasing.stop()
 	if err != nil {
@@ -286,9 +287,11 @@ func (h *hold) end() (*LostError, error) {
 // letGo releases the lease, or, if it was held for less than MinHold, renews it
 // one last time for the remainder.
 func (h *hold) letGo(ctx context.Context, lost bool) error {
-	if left := h.s.o.MinHold - time.Since(h.granted); left > 0 && !lost {
-		_, err := h.s.store.Renew(ctx, h.key, h.owner, max(left, MinTTL))
-		return err
+	if h.s.o.MinHold > 0 && !lost {
+		if left := h.s.o.MinHold - time.Since(h.granted); left > 0 {
+			_, err := h.s.store.Renew(ctx, h.key, h.owner, max(left, MinTTL))
+			return err
+		}
 	}
 	return h.s.store.Release(ctx, h.key, h.owner)
 }
@@ -317,7 +320,10 @@ func (h *hold) emitLocked(hook hookFunc, msg string, err error) {
 		return
 	}
 	e := Event{Name: h.s.o.Name, Key: h.key, Token: h.token, Tries: h.tries, Waited: h.waited, Held: time.Since(h.granted), Err: err}
-	h.hooks.queue = append(h.hooks.queue, func() {
+	if h.hooks == nil {
+		h.hooks = &hookQueue{idle: sync.NewCond(&h.mu)}
+	}
+	h.hooks.waiting = append(h.hooks.waiting, func() {
 		if msg != "" {
 			h.s.warn(h.detached, msg, e)
 		}
@@ -327,29 +333,32 @@ func (h *hold) emitLocked(hook hookFunc, msg string, err error) {
 
 // unlockAndCallHooks unlocks and calls the queued hooks, in order, one at a
 // time. If another goroutine is calling one already, the queue is left to it:
-// waiting here would deadlock a hook that releases its own lease.
-func (h *hold) unlockAndCallHooks() {
-	if h.hooks.running || len(h.hooks.queue) == 0 {
+// waiting here would deadlock a hook that releases its own lease. It returns
+// whether it called one.
+func (h *hold) unlockAndCallHooks() bool {
+	q := h.hooks
+	if q == nil || q.running || len(q.waiting) == 0 {
 		h.mu.Unlock()
-		return
+		return false
 	}
-	h.hooks.running = true
-	for len(h.hooks.queue) > 0 {
-		next := h.hooks.queue[0]
-		h.hooks.queue = h.hooks.queue[1:]
+	q.running = true
+	for len(q.waiting) > 0 {
+		next := q.waiting[0]
+		q.waiting = q.waiting[1:]
 		h.mu.Unlock()
 		next()
 		h.mu.Lock()
 	}
-	h.hooks.running = false
-	h.hooks.idle.Broadcast()
+	q.running = false
+	q.idle.Broadcast()
 	h.mu.Unlock()
+	return true
 }
 
 // awaitHooks returns when no hook is running or queued any more.
 func (h *hold) awaitHooks() {
 	h.mu.Lock()
-	for h.hooks.running {
+	for h.hooks != nil && h.hooks.running {
 		h.hooks.idle.Wait()
 	}
 	h.mu.Unlock()

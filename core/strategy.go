@@ -256,8 +256,12 @@ func (s *Strategy) acquire(ctx, parent context.Context, key string, wait time.Du
 	var w waiter
 	defer w.stop()
 	for {
+		now := a.start
+		if a.tries > 0 {
+			now = time.Now()
+		}
 		a.tries++
-		h, left, err := a.try()
+		h, left, err := a.try(now)
 		if h != nil {
 			h.start(parent, outer, &a)
 			return h, nil
@@ -303,18 +307,17 @@ func (a *attempt) event(err error) Event {
 // have ended.
 var errLateGrant = errors.New("the store's grant arrived after its own ttl")
 
-// try makes one try with an owner of its own. It returns a hold if the key was
+// try makes one try, now, with an owner of its own. It returns a hold if the key was
 // granted, or how long the present lease still lives, or an error: errLateGrant
 // if another try makes sense.
-func (a *attempt) try() (*hold, time.Duration, error) {
+func (a *attempt) try(now time.Time) (*hold, time.Duration, error) {
 	s := a.s
 	h := &hold{s: s, key: a.key, owner: newOwner(s.o.Label)}
-	sent := time.Now()
-	h.acquiring = boundedCtx{parent: a.ctx, deadline: sent.Add(s.o.TTL)}
+	h.acquiring = boundedCtx{parent: a.ctx, deadline: now.Add(s.o.TTL)}
 	g, err := s.store.Acquire(&h.acquiring, a.key, h.owner, s.o.TTL)
 	h.acquiring.stop()
-	h.sent, h.granted = sent, time.Now()
-	h.deadline = localDeadline(sent, s.o.TTL)
+	h.granted = time.Now()
+	h.deadline = now.Add(localLife(s.o.TTL))
 
 	switch {
 	case err == nil && !g.Acquired:

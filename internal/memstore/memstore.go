@@ -6,6 +6,7 @@ package memstore
 import (
 	"container/list"
 	"hash/maphash"
+	"runtime"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -114,13 +115,19 @@ func (s *Store) Renew(key, owner string, ttl time.Duration) bool {
 func (s *Store) Release(key, owner string) {
 	h := s.shard(key)
 	h.mu.Lock()
-	defer h.mu.Unlock()
 	i, ok := h.index[key]
 	if !ok || h.slots[i].owner != owner {
+		h.mu.Unlock()
 		return
 	}
 	h.remove(i)
-	h.signal(key)
+	signalled := h.signal(key)
+	h.mu.Unlock()
+	if signalled {
+		// Whoever releases in a loop would take the key again before any
+		// waiter has run, every time.
+		runtime.Gosched()
+	}
 }
 
 // Subscribe returns a channel that gets a value when key is released, and what
@@ -239,11 +246,11 @@ func (h *shard) sweep(now time.Time, n int) {
 
 // signal tells everybody who waits for key. The oldest is told last: the Go
 // scheduler runs next whom it made ready last, and that should be the one who
-// has waited longest.
-func (h *shard) signal(key string) {
+// has waited longest. It returns whether anybody was told.
+func (h *shard) signal(key string) bool {
 	waiting := h.waiting[key]
 	if waiting == nil {
-		return
+		return false
 	}
 	for e := waiting.Back(); e != nil; e = e.Prev() {
 		select {
@@ -251,4 +258,5 @@ func (h *shard) signal(key string) {
 		default: // has a signal already
 		}
 	}
+	return true
 }

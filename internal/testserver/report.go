@@ -52,6 +52,10 @@ func Main(m *testing.M) {
 
 // runTests is Main without its end.
 func runTests(run func() int) (code int) {
+	if err := checkRequired(); err != nil {
+		fmt.Fprintln(os.Stderr, "testserver:", err)
+		return 2
+	}
 	state.Lock()
 	state.inMain = true
 	state.Unlock()

@@ -204,14 +204,19 @@ func use(t testing.TB, k *kind) *Server {
 	state.Unlock()
 
 	ss.once.Do(func() {
+		var s *Server
+		var err error
 		if u := os.Getenv(k.env()); u != "" {
-			ss.server, ss.err = external(k, u)
+			s, err = external(k, u)
 		} else {
-			ss.server, ss.err = launch(k, nil, freePort)
+			s, err = launch(k, nil, freePort)
 		}
-		if ss.server != nil {
-			ss.server.shared = true
+		if s != nil {
+			s.shared = true
 		}
+		state.Lock() // Env may look
+		ss.server, ss.err = s, err
+		state.Unlock()
 	})
 	if ss.err != nil {
 		giveUp(t, k, ss.err)
@@ -244,19 +249,40 @@ func giveUp(t testing.TB, k *kind, err error) {
 	note(Record{Kind: k.name, Skipped: 1, Hint: k.hint})
 	msg := fmt.Sprintf("needs a %s server, and %v: set %s=URL, or %s", k.name, err, k.env(), k.hint)
 	if required(k.name) {
-		t.Fatal(msg + " ($LEASEKIT_TEST_REQUIRE names it)")
+		t.Fatalf("%s ($%s names it)", msg, requireEnv)
 	}
 	t.Skip(msg)
 }
 
+// requireEnv names the servers without which tests fail instead of being
+// skipped.
+const requireEnv = "LEASEKIT_TEST_REQUIRE"
+
 // required reports whether $LEASEKIT_TEST_REQUIRE names a kind.
-func required(name string) bool {
-	for want := range strings.SplitSeq(os.Getenv("LEASEKIT_TEST_REQUIRE"), ",") {
-		if strings.TrimSpace(want) == name {
-			return true
+func required(name string) bool { return slices.Contains(requiredNames(), name) }
+
+func requiredNames() []string {
+	names := strings.Split(os.Getenv(requireEnv), ",")
+	for i := range names {
+		names[i] = strings.TrimSpace(names[i])
+	}
+	return names
+}
+
+// checkRequired returns an error if $LEASEKIT_TEST_REQUIRE names an unknown
+// kind: a slip there would let a skip pass for a success.
+func checkRequired() error {
+	for _, name := range requiredNames() {
+		known := func(k *kind) bool { return k.name == name }
+		if name != "" && !slices.ContainsFunc(kinds(), known) {
+			return fmt.Errorf("$%s: unknown server %q", requireEnv, name)
 		}
 	}
-	return false
+	return nil
+}
+
+func kinds() []*kind {
+	return []*kind{redisKind, etcdKind, postgresKind, pgbouncerKind, mongoKind}
 }
 
 // announce counts the use of a server, names it in the test's log, and has the

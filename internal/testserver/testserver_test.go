@@ -45,6 +45,7 @@ var servers = []server{
 }
 
 func TestSharedServerIsOneServer(t *testing.T) {
+	t.Parallel()
 	for _, sv := range servers {
 		t.Run(sv.name, func(t *testing.T) {
 			t.Parallel()
@@ -66,6 +67,7 @@ func TestSharedServerIsOneServer(t *testing.T) {
 }
 
 func TestDataSurviveStopAndKill(t *testing.T) {
+	t.Parallel()
 	for _, sv := range servers {
 		t.Run(sv.name, func(t *testing.T) {
 			t.Parallel()
@@ -96,6 +98,7 @@ func TestDataSurviveStopAndKill(t *testing.T) {
 }
 
 func TestPausedServerIsSilent(t *testing.T) {
+	t.Parallel()
 	for _, sv := range servers {
 		t.Run(sv.name, func(t *testing.T) {
 			t.Parallel()
@@ -127,6 +130,7 @@ func TestPausedServerIsSilent(t *testing.T) {
 // An open connection of PostgreSQL is served by a process that is not in the
 // server's process group.
 func TestPauseReachesPostgresBackends(t *testing.T) {
+	t.Parallel()
 	s := StartPostgres(t)
 	pg, err := pgConnect(s)
 	if err != nil {
@@ -153,6 +157,7 @@ func TestPauseReachesPostgresBackends(t *testing.T) {
 }
 
 func TestPgBouncer(t *testing.T) {
+	t.Parallel()
 	pg := StartPostgres(t)
 	for _, mode := range []string{"session", "transaction"} {
 		b := StartPgBouncer(t, pg, mode)
@@ -169,6 +174,7 @@ func TestPgBouncer(t *testing.T) {
 }
 
 func TestEtcdClusterOutlivesAMember(t *testing.T) {
+	t.Parallel()
 	members := StartEtcdCluster(t, 3)
 	if err := etcdPut(members[0]); err != nil {
 		t.Fatal(err)
@@ -192,6 +198,7 @@ func TestEtcdClusterOutlivesAMember(t *testing.T) {
 // Somebody who speaks the protocol holds the port that was chosen: the server
 // must get another one, and the answer of the other must not count.
 func TestPortTakenBySomebodyElse(t *testing.T) {
+	t.Parallel()
 	other := StartRedis(t)
 	for _, k := range []*kind{redisKind, etcdKind, postgresKind, mongoKind} {
 		t.Run(k.name, func(t *testing.T) {
@@ -226,6 +233,7 @@ func TestPortTakenBySomebodyElse(t *testing.T) {
 }
 
 func TestRestartTakesItsPortBack(t *testing.T) {
+	t.Parallel()
 	s := StartRedis(t)
 	s.Stop(t)
 	squatter, err := net.Listen("tcp", s.Addr)
@@ -240,6 +248,7 @@ func TestRestartTakesItsPortBack(t *testing.T) {
 }
 
 func TestFailedStartShowsTheLog(t *testing.T) {
+	t.Parallel()
 	for _, tt := range []struct {
 		kind *kind
 		args []string
@@ -267,6 +276,7 @@ func TestFailedStartShowsTheLog(t *testing.T) {
 }
 
 func TestFolderIsGoneAfterTheTest(t *testing.T) {
+	t.Parallel()
 	var dir string
 	t.Run("inner", func(t *testing.T) { dir = StartRedis(t).Dir })
 	if _, err := os.Stat(dir); !errors.Is(err, os.ErrNotExist) {
@@ -318,11 +328,9 @@ func childCommand(t *testing.T, role, run string, env ...string) *exec.Cmd {
 	return cmd
 }
 
-// TestChildUsesRedis is run by the tests below.
+// TestChildUsesRedis is what the tests below run in a child process; on its own
+// it is a test of the shared server.
 func TestChildUsesRedis(t *testing.T) {
-	if os.Getenv("TESTSERVER_CHILD") == "" {
-		t.Skip("for child processes")
-	}
 	s := Redis(t)
 	if err := redisPut(s); err != nil {
 		t.Error(err)
@@ -331,6 +339,7 @@ func TestChildUsesRedis(t *testing.T) {
 }
 
 func TestServerGivenByURL(t *testing.T) {
+	t.Parallel()
 	s := StartRedis(t)
 	out, err := childCommand(t, "tests", "TestChildUsesRedis", s.Env()...).CombinedOutput()
 	if err != nil {
@@ -345,6 +354,7 @@ func TestServerGivenByURL(t *testing.T) {
 }
 
 func TestMissingServer(t *testing.T) {
+	t.Parallel()
 	// Nothing can be found: no PATH, an empty cache, and no server in the
 	// well-known places, which hold for redis on this machine only by accident.
 	empty := t.TempDir()
@@ -388,6 +398,7 @@ func TestMissingServer(t *testing.T) {
 }
 
 func TestSummaryNamesTheServer(t *testing.T) {
+	t.Parallel()
 	Redis(t) // skips where there is none
 	summary := filepath.Join(t.TempDir(), "summary")
 	for range 2 {
@@ -428,6 +439,7 @@ func folderIn(out string) string {
 }
 
 func TestServersDieWithTheTestProcess(t *testing.T) {
+	t.Parallel()
 	if listens(os.Getpid(), 0) {
 		t.Skip("only Linux can tie the life of a process to another's")
 	}
@@ -480,6 +492,7 @@ func TestServersDieWithTheTestProcess(t *testing.T) {
 }
 
 func TestSweepSparesFoldersInUse(t *testing.T) {
+	t.Parallel()
 	s := StartRedis(t)
 	if out, err := childCommand(t, "tests", "TestChildUsesRedis").CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out)
@@ -489,7 +502,16 @@ func TestSweepSparesFoldersInUse(t *testing.T) {
 	}
 }
 
+func TestRequireNamesAnUnknownServer(t *testing.T) {
+	t.Parallel()
+	out, err := childCommand(t, "tests", "TestChildUsesRedis", "LEASEKIT_TEST_REQUIRE=redis,postgress").CombinedOutput()
+	if err == nil || !strings.Contains(string(out), `"postgress"`) {
+		t.Errorf("error %v, want one that names the slip; output:\n%s", err, out)
+	}
+}
+
 func TestBSON(t *testing.T) {
+	t.Parallel()
 	doc := bsonDoc{
 		{"s", "text"}, {"empty", ""}, {"n", int32(-7)},
 		{"d", bsonDoc{{"x", "y"}}}, {"a", bsonArray{{{"x", "y"}}, {}}}, {"last", "!"},
@@ -515,6 +537,7 @@ func FuzzParseBSON(f *testing.F) {
 }
 
 func TestMajorVersion(t *testing.T) {
+	t.Parallel()
 	for path, want := range map[string]int{"/usr/lib/postgresql/15/bin": 15, "/usr/lib/postgresql/9/bin": 9, "/usr/local/pgsql/bin": 0} {
 		if got := majorVersion(path); got != want {
 			t.Errorf("%s: got %d, want %d", path, got, want)
@@ -523,6 +546,7 @@ func TestMajorVersion(t *testing.T) {
 }
 
 func TestLogTail(t *testing.T) {
+	t.Parallel()
 	name := filepath.Join(t.TempDir(), "log")
 	if err := os.WriteFile(name, []byte(strings.Repeat("x", 2*fileTail)+"end"), 0o644); err != nil {
 		t.Fatal(err)

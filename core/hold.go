@@ -85,9 +85,13 @@ func renewDelay(ttl time.Duration) time.Duration {
 }
 
 // start begins the hold of a granted lease.
-func (h *hold) start(parent context.Context, outer *lockCtx, a *attempt) {
+func (h *hold) start(a *attempt, outer *lockCtx, outlives bool) {
 	h.tries, h.waited = a.tries, h.granted.Sub(a.start)
 	h.detached = context.WithoutCancel(a.ctx)
+	parent := a.ctx
+	if outlives {
+		parent = h.detached
+	}
 	ctx, cancel := context.WithCancelCause(parent)
 	h.cancel = cancel
 	h.ctx = lockCtx{Context: ctx, h: h, outer: outer}

@@ -183,9 +183,9 @@ func identity(store LockStore) any {
 // for itself.
 func (s *Strategy) Do(ctx context.Context, key string, fn func(context.Context) error) error {
 	if fn == nil {
-		return invalid("lock %q: nil callback", key)
+		return refuse(key, invalid("nil callback"))
 	}
-	h, err := s.acquire(ctx, ctx, key, s.o.Wait)
+	h, err := s.acquire(ctx, key, s.o.Wait, false)
 	if err != nil {
 		return err
 	}
@@ -197,9 +197,9 @@ func (s *Strategy) Do(ctx context.Context, key string, fn func(context.Context) 
 // what Do would have returned.
 func (s *Strategy) TryDo(ctx context.Context, key string, fn func(context.Context) error) (ran bool, err error) {
 	if fn == nil {
-		return false, invalid("lock %q: nil callback", key)
+		return false, refuse(key, invalid("nil callback"))
 	}
-	h, err := s.acquire(ctx, ctx, key, 0)
+	h, err := s.acquire(ctx, key, 0, false)
 	if err == nil {
 		return true, h.run(fn)
 	}
@@ -214,7 +214,7 @@ func (s *Strategy) TryDo(ctx context.Context, key string, fn func(context.Contex
 func Do[T any](ctx context.Context, s *Strategy, key string, fn func(context.Context) (T, error)) (T, error) {
 	var result T
 	if fn == nil {
-		return result, invalid("lock %q: nil callback", key)
+		return result, refuse(key, invalid("nil callback"))
 	}
 	err := s.Do(ctx, key, func(ctx context.Context) (err error) {
 		result, err = fn(ctx)
@@ -229,18 +229,21 @@ func Do[T any](ctx context.Context, s *Strategy, key string, fn func(context.Con
 //
 // ctx bounds the waiting alone: the lease does not end with it.
 func (s *Strategy) Acquire(ctx context.Context, key string) (*Lease, error) {
-	h, err := s.acquire(ctx, context.WithoutCancel(ctx), key, s.o.Wait)
+	h, err := s.acquire(ctx, key, s.o.Wait, true)
 	if err != nil {
 		return nil, err
 	}
 	return &Lease{h: h}, nil
 }
 
-// acquire waits for key under ctx and returns the running hold, whose context
-// is a child of parent.
-func (s *Strategy) acquire(ctx, parent context.Context, key string, wait time.Duration) (*hold, error) {
+// acquire waits for key under ctx and returns the running hold. Its context ends
+// with ctx, unless it outlives that.
+func (s *Strategy) acquire(ctx context.Context, key string, wait time.Duration, outlives bool) (*hold, error) {
 	if err := CheckKey(key); err != nil {
-		return nil, fmt.Errorf("lock %.100q: %w", key, err)
+		return nil, refuse(key, err)
+	}
+	if ctx == nil {
+		return nil, refuse(key, invalid("nil context"))
 	}
 	a := attempt{s: s, ctx: ctx, key: key, start: time.Now()}
 	if ctx.Err() != nil {
@@ -263,7 +266,7 @@ func (s *Strategy) acquire(ctx, parent context.Context, key string, wait time.Du
 		a.tries++
 		h, left, err := a.try(now)
 		if h != nil {
-			h.start(parent, outer, &a)
+			h.start(&a, outer, outlives)
 			return h, nil
 		}
 		if err != nil && !errors.Is(err, errLateGrant) {
@@ -287,6 +290,9 @@ func (s *Strategy) acquire(ctx, parent context.Context, key string, wait time.Du
 		}
 	}
 }
+
+// refuse makes the error of a call that cannot be meant; a bad key may be long.
+func refuse(key string, err error) error { return fmt.Errorf("lock %.100q: %w", key, err) }
 
 // attempt is one call of acquire.
 type attempt struct {

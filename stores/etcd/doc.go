@@ -1,0 +1,81 @@
+// Package etcdstore keeps leasekit's leases in etcd, through the official
+// client, go.etcd.io/etcd/client/v3.
+//
+//	client, err := clientv3.New(clientv3.Config{Endpoints: []string{"127.0.0.1:2379"}})
+//	…
+//	store, err := etcdstore.New(client, etcdstore.Options{})
+//	…
+//	defer store.Close()
+//	strategy, err := core.NewStrategy(store, core.Options{TTL: 30 * time.Second})
+//
+// A lock is one etcd key, Options.Prefix followed by the lock's key. Its value
+// is the owner, and it hangs on an etcd lease of its own: the key goes when the
+// lease does. It needs etcd 3.5.13 or newer: older leaders answer keep-alives
+// for a while after they have been deposed.
+//
+// # Clock
+//
+// The clock of etcd's leader ends a lease; no client's clock is asked. Leases
+// are counted in whole seconds, and are never shorter than one and a half
+// election time-outs: 2 s with etcd's defaults. The store asks for ttl plus one
+// second, rounded up: what is left over is what lets a released lease serve
+// again without another request (see Limits). etcd looks for expired leases
+// every 500 ms, and revokes 1,000 a second at most. So a key whose holder died
+// becomes free between ttl and about ttl + 2.5 s after its last renewal, with
+// ttl counted as at least 1 s. That is later still by a full ttl and an election
+// after a change of leader or a restart, because a new leader gives every lease
+// its whole time again. Never earlier.
+//
+// The store's own clock decides one thing: whether a released lease has enough
+// left for the next key. It takes the longer of what the monotonic and the wall
+// clock say has passed, because the first stands still while a machine is
+// suspended, and adds one percent for clocks of different speed.
+//
+// # Atomicity
+//
+// Acquire is one transaction, "if the key does not exist, put it", Release is
+// one, "if the value is this owner, delete the key". Renew keeps the etcd lease
+// alive and, beside that, reads the key: it answers true only if the key was
+// there, with this owner and on this lease, and if the answer came before the
+// lease could have ended. Else, and for another ttl, it moves the key to another
+// etcd lease in one transaction, "if the key has not been touched". All reads
+// are linearizable.
+//
+// A request whose outcome is not known is sent again while etcd answers that it
+// is unavailable, for about three seconds: each can be recognized by its owner
+// and lease. If an Acquire fails nevertheless, its etcd lease is revoked, so
+// that etcd refuses the request should it arrive late. An etcd lease serves one
+// key, and serves another only after it is certain that the first has gone.
+//
+// # Fencing
+//
+// The token is the revision at which the key was created. Revisions grow with
+// every write to the cluster, across restarts and changes of leader. They are
+// set back when a cluster is built anew, or restored from a snapshot: restore
+// with
+//
+//	etcdutl snapshot restore --bump-revision 1000000000 --mark-compacted …
+//
+// so that they go on above what was handed out. Nothing is kept for a key
+// whose lease has ended.
+//
+// # Limits
+//
+// Up to 64 released leases are kept for each length, to be used again: an
+// Acquire that finds one costs etcd one write instead of two. They end by
+// themselves when they are not used for a ttl. A first try on a held key costs a
+// Raft entry, each further one is a read.
+//
+// A waiter is woken by a watch on its key; all keys share one watch stream, and
+// all waiters of a key in one store share one watcher. The end of a dead
+// holder's lease wakes them too, so Grant.Left is not filled in.
+//
+// The store keeps, from the first use until Close, one goroutine for keep-alives
+// and one that reads the answers, two for each key that somebody waits for, and
+// for a moment up to four that revoke leases after failed requests. With
+// authentication enabled, its user needs read and write permission on the
+// prefix.
+//
+// An embedded etcd works through a client that is connected to it, not through
+// package v3client.
+package etcdstore

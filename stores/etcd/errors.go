@@ -1,0 +1,91 @@
+package etcdstore
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+)
+
+// wrap makes err, of a call with ctx, an error of this package: it matches
+// ctx.Err() if ctx has ended, whatever became of the request meanwhile.
+func wrap(ctx context.Context, err error) error {
+	switch cerr := ctx.Err(); {
+	case err == nil || errors.Is(err, ErrClosed):
+		return err
+	case cerr != nil && !errors.Is(err, cerr):
+		return fmt.Errorf("etcd: %w: %w", cerr, err)
+	default:
+		return fmt.Errorf("etcd: %w", err)
+	}
+}
+
+// codeOf returns the code of an error of etcd or of gRPC, and whether it was
+// etcd that made it.
+func codeOf(err error) (code codes.Code, etcd bool) {
+	if e, ok := errors.AsType[rpctypes.EtcdError](err); ok {
+		return e.Code(), true
+	}
+	// A status that the client has not translated. An etcd error is known by
+	// its text.
+	if e, ok := errors.AsType[rpctypes.EtcdError](rpctypes.Error(err)); ok {
+		return e.Code(), true
+	}
+	if st, ok := status.FromError(err); ok {
+		return st.Code(), false
+	}
+	return codes.Unknown, false
+}
+
+// isRefusal reports whether etcd itself answered that it will not execute the
+// request: not found, no permission, no space, too many requests.
+func isRefusal(err error) bool {
+	switch code, etcd := codeOf(err); code {
+	case codes.InvalidArgument, codes.NotFound, codes.PermissionDenied, codes.Unauthenticated,
+		codes.ResourceExhausted, codes.FailedPrecondition, codes.OutOfRange:
+		return etcd
+	default:
+		return false
+	}
+}
+
+// isTransient reports whether the cluster may do what was asked a moment later:
+// a member was stopped, a leader is being elected, a connection broke.
+func isTransient(err error) bool {
+	code, _ := codeOf(err)
+	return code == codes.Unavailable
+}
+
+func isLeaseNotFound(err error) bool {
+	code, etcd := codeOf(err)
+	return err != nil && etcd && code == codes.NotFound
+}
+
+// maxPauses bounds how often a request is sent again: 50 + 100 + 200 + 6 x 400
+// ms is more than an election takes.
+const maxPauses = 9
+
+var errTooManyTries = errors.New("tried too often")
+
+// pause sleeps before a request is sent for the n-th time again, not at all for
+// n = 0. It returns an error if sending makes no sense any more.
+func pause(ctx context.Context, n int) error {
+	switch {
+	case n > maxPauses:
+		return errTooManyTries
+	case n == 0 || ctx.Err() != nil:
+		return ctx.Err()
+	}
+	timer := time.NewTimer(min(25*time.Millisecond<<n, 400*time.Millisecond))
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}

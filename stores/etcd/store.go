@@ -1,0 +1,500 @@
+package etcdstore
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+	"unicode/utf8"
+
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	"go.etcd.io/etcd/api/v3/mvccpb"
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"google.golang.org/grpc"
+
+	"github.com/leasekit/leasekit/core"
+)
+
+var (
+	_ core.LockStore = (*Store)(nil)
+	_ core.Notifier  = (*Store)(nil)
+)
+
+// DefaultPrefix is what the names of etcd keys begin with when Options.Prefix
+// is empty.
+const DefaultPrefix = "leasekit/"
+
+// ErrClosed is what the methods of a closed store return.
+var ErrClosed = errors.New("etcd: the store is closed")
+
+// closeBound is the longest that Close waits for the revocation of leases.
+const closeBound = 2 * time.Second
+
+// Options configures a [Store]. The zero value is ready to use.
+type Options struct {
+	// Prefix is what the names of etcd keys begin with; the lock's key follows
+	// as it is. Stores that are to exclude each other need the same one, also
+	// from one release of a program to the next. End it with a separator: the
+	// prefixes "a" and "ab" do not keep apart the keys "bc" and "c". Default
+	// [DefaultPrefix].
+	Prefix string
+
+	// Retention is how long other stores keep the record of a key after its
+	// lease has ended, because their tokens need it. etcd deletes the key with
+	// its lease and its tokens do not need it, so any value, from 0 up, means
+	// the same here; it can be set so that one configuration fits all stores.
+	Retention time.Duration
+}
+
+// Store is a [core.LockStore] and a [core.Notifier] on etcd. Create it with
+// [New]. It is safe for concurrent use.
+type Store struct {
+	client *clientv3.Client
+	prefix string
+	clock  func() instant
+
+	ctx    context.Context // until Close
+	cancel context.CancelFunc
+
+	closing sync.Once
+	closed  atomic.Bool    // no call begins any more
+	mu      sync.Mutex     // guards stopped
+	stopped bool           // no goroutine begins any more
+	wg      sync.WaitGroup // every goroutine of the store
+
+	leases  leasePool
+	keeper  keeper
+	reaper  reaper
+	reader  reader
+	holds   holds
+	tries   tries
+	watches watches
+}
+
+// New returns a store that keeps its leases on the cluster of client. It does
+// no I/O. The client stays the caller's: the store never closes it, and it must
+// be closed after the store. The store uses the client's KV, Lease and Watcher,
+// so that a client whose three interfaces were wrapped by clientv3/namespace
+// works, and its connection for keep-alives.
+//
+// Errors match [core.ErrInvalid].
+func New(client *clientv3.Client, o Options) (*Store, error) {
+	if o.Prefix == "" {
+		o.Prefix = DefaultPrefix
+	}
+	switch {
+	case client == nil:
+		return nil, fmt.Errorf("%w: etcdstore.New: client is nil", core.ErrInvalid)
+	case client.ActiveConnection() == nil:
+		return nil, fmt.Errorf("%w: etcdstore.New: client has no connection: use one of clientv3.New", core.ErrInvalid)
+	case !utf8.ValidString(o.Prefix):
+		return nil, fmt.Errorf("%w: etcdstore.Options.Prefix %q: use UTF-8", core.ErrInvalid, o.Prefix)
+	case o.Retention < 0:
+		return nil, fmt.Errorf("%w: etcdstore.Options.Retention %v: use 0 or more", core.ErrInvalid, o.Retention)
+	}
+	s := &Store{client: client, prefix: o.Prefix, clock: now}
+	s.ctx, s.cancel = context.WithCancel(context.Background())
+	s.keeper.init(s, func(ctx context.Context) (pb.Lease_LeaseKeepAliveClient, error) {
+		// A member that has lost its leader ends the stream, which is opened
+		// again on the next one, instead of keeping it waiting for seconds.
+		ctx = clientv3.WithRequireLeader(ctx)
+		return pb.NewLeaseClient(client.ActiveConnection()).LeaseKeepAlive(ctx, grpc.WaitForReady(true))
+	})
+	s.leases.init(s)
+	s.reaper.init(s)
+	s.reader.init(s)
+	s.holds.init(s)
+	s.tries.init()
+	s.watches.init(s)
+	return s, nil
+}
+
+// Close ends the store's streams and goroutines, closes the channels of its
+// subscriptions, and revokes the leases that it kept for reuse. It waits for
+// the revocations, at most 2 s; whatever is left ends by itself within its ttl.
+//
+// Leases of keys that are held are not touched: Close cannot know whether their
+// holders are done. Their keys become free when they are released through
+// another store with the same prefix, or when their ttl is over, as nobody
+// renews them any more. Stop your strategies first.
+//
+// Close always returns nil, and may be called more than once. It does not close
+// the client.
+func (s *Store) Close() error {
+	s.closing.Do(func() {
+		s.closed.Store(true)
+		for _, l := range s.leases.close() {
+			s.reaper.revoke(l)
+		}
+		s.reaper.finish(closeBound)
+		s.mu.Lock()
+		s.stopped = true
+		s.mu.Unlock()
+		s.cancel()
+		s.wg.Wait()
+	})
+	return nil
+}
+
+// spawn runs f on a goroutine that Close waits for; false if it is too late for
+// that.
+func (s *Store) spawn(f func()) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.stopped {
+		return false
+	}
+	s.wg.Go(f)
+	return true
+}
+
+// Acquire implements [core.LockStore].
+//
+// At best it is one transaction, on a lease that was released before. It grants
+// a lease first if there is none, and reads first if the key was seen held, so
+// that a try that will fail costs no write. Calls of one store for the same
+// key, while one of them is on its way, wait for its answer instead of sending
+// their own.
+//
+// Grant.Left is never known.
+func (s *Store) Acquire(ctx context.Context, key, owner string, ttl time.Duration) (core.Grant, error) {
+	if err := core.CheckAll(key, owner, ttl); err != nil {
+		return core.Grant{}, err
+	}
+	if err := s.usable(ctx); err != nil {
+		return core.Grant{}, err
+	}
+	start := s.clock()
+	name := s.prefix + key
+	held, t, err := s.enter(ctx, name)
+	if held || err != nil {
+		return core.Grant{}, wrap(ctx, err)
+	}
+	g, err := s.acquire(ctx, holdID{key, owner}, name, ttl, start)
+	s.tries.leave(name, t, err == nil, g.Acquired)
+	return g, wrap(ctx, err)
+}
+
+// enter looks whether a try to put the key makes sense. If it does the caller
+// has to call tries.leave with t.
+func (s *Store) enter(ctx context.Context, name string) (held bool, t *try, err error) {
+	var waited, looked bool
+	for {
+		step, t := s.tries.enter(name, waited, looked)
+		switch step {
+		case stepSend:
+			return false, t, nil
+		case stepAlone:
+			return false, nil, nil
+		case stepWait:
+			won, err := t.wait(ctx)
+			if won || err != nil {
+				return won, nil, err
+			}
+			waited = true
+		case stepLook:
+			kv, err := s.get(ctx, name)
+			if err == nil {
+				err = foreign(name, kv)
+			}
+			if kv != nil || err != nil {
+				return kv != nil, nil, err
+			}
+			looked = true
+		}
+	}
+}
+
+// acquire tries to put the key.
+func (s *Store) acquire(ctx context.Context, id holdID, name string, ttl time.Duration, start instant) (core.Grant, error) {
+	for again := false; ; again = true {
+		l, err := s.leases.get(ctx, ttl, start)
+		if err != nil {
+			return core.Grant{}, err
+		}
+		g, err := s.put(ctx, id, name, l)
+		if !isLeaseNotFound(err) || again {
+			return g, err
+		}
+		// The lease is gone before its time: the server has lost it, or
+		// somebody has revoked it, and perhaps not this one alone.
+		s.leases.forget()
+	}
+}
+
+// put tries to put the key on l, which it hands over to the hold, the pool, or
+// the reaper.
+func (s *Store) put(ctx context.Context, id holdID, name string, l *lease) (core.Grant, error) {
+	op := clientv3.OpTxn(
+		[]clientv3.Cmp{clientv3.Compare(clientv3.CreateRevision(name), "=", 0)},
+		[]clientv3.Op{clientv3.OpPut(name, id.owner, clientv3.WithLease(l.id))},
+		[]clientv3.Op{clientv3.OpGet(name)})
+	resp, sent, err := s.do(ctx, op)
+	switch {
+	case isLeaseNotFound(err):
+		return core.Grant{}, err
+	case err != nil && sent == 0: // nothing can arrive late
+		s.leases.put(l)
+		return core.Grant{}, err
+	case err != nil:
+		// The request may be executed yet. Without its lease etcd refuses it,
+		// or takes the key away again.
+		s.holds.add(&hold{id: id, lease: l, ghost: true})
+		s.reaper.revoke(l)
+		return core.Grant{}, err
+	}
+	txn := resp.Txn()
+	kv := found(txn)
+	switch {
+	case txn.Succeeded:
+		// One delivery has put the key. An earlier one whose answer was lost
+		// could put it again after it was released.
+		s.holds.add(&hold{id: id, lease: l, tainted: sent > 1})
+		return core.Grant{Acquired: true, Token: txn.Header.Revision}, nil
+	case kv != nil && kv.Lease == int64(l.id) && string(kv.Value) == id.owner:
+		// An earlier delivery of this very request: no other call has this
+		// lease.
+		s.holds.add(&hold{id: id, lease: l, tainted: true})
+		return core.Grant{Acquired: true, Token: kv.CreateRevision}, nil
+	case sent > 1:
+		s.reaper.revoke(l)
+	default:
+		s.leases.put(l)
+	}
+	return core.Grant{}, foreign(name, kv)
+}
+
+// Renew implements [core.LockStore].
+//
+// It costs no write as long as ttl is the one that the key was acquired with
+// and the lease has some time left. Keep-alives of all keys share one stream,
+// and reads that fall together go out in one transaction.
+func (s *Store) Renew(ctx context.Context, key, owner string, ttl time.Duration) (bool, error) {
+	if err := core.CheckAll(key, owner, ttl); err != nil {
+		return false, err
+	}
+	if err := s.usable(ctx); err != nil {
+		return false, err
+	}
+	start := s.clock()
+	id := holdID{key, owner}
+	name := s.prefix + key
+	h, held := s.holds.get(id)
+	if h != nil && !held.ghost && !held.doubt && held.lease.class == classOf(ttl) && held.lease.life(start) > minLife {
+		renewed, certain, err := s.keep(ctx, name, owner, held.lease)
+		if err != nil {
+			return false, wrap(ctx, err)
+		}
+		if certain {
+			if !renewed {
+				s.holds.remove(h)
+			}
+			return renewed, nil
+		}
+	}
+	renewed, err := s.move(ctx, h, id, name, ttl, start)
+	return renewed, wrap(ctx, err)
+}
+
+// keep keeps l alive and looks whether the key hangs on it. If neither yes nor
+// no is certain the key has to be moved to another lease.
+func (s *Store) keep(ctx context.Context, name, owner string, l *lease) (renewed, certain bool, err error) {
+	beat := s.keeper.send(l)
+	kv, err := s.reader.get(ctx, name)
+	if err != nil {
+		s.keeper.abandon(beat)
+		return false, false, err
+	}
+	if err := foreign(name, kv); err != nil {
+		s.keeper.abandon(beat)
+		return false, false, err
+	}
+	if kv == nil || string(kv.Value) != owner {
+		s.keeper.abandon(beat)
+		return false, true, nil
+	}
+	alive, err := s.keeper.wait(ctx, beat)
+	if err != nil {
+		return false, false, err
+	}
+	return true, alive && kv.Lease == int64(l.id), nil
+}
+
+// move puts the key on another lease, if owner has it. h is its hold, if this
+// store knows it.
+func (s *Store) move(ctx context.Context, h *hold, id holdID, name string, ttl time.Duration, start instant) (bool, error) {
+	kv, err := s.get(ctx, name)
+	if err != nil {
+		return false, err
+	}
+	for again := false; ; again = true {
+		if err := foreign(name, kv); err != nil {
+			return false, err
+		}
+		if kv == nil || string(kv.Value) != id.owner {
+			s.holds.remove(h)
+			return false, nil
+		}
+		l, err := s.leases.get(ctx, ttl, start)
+		if err != nil {
+			return false, err
+		}
+		// Every put changes the key's ModRevision, and a deleted key never has
+		// it again: a delivery that comes late is refused.
+		op := clientv3.OpTxn(
+			[]clientv3.Cmp{clientv3.Compare(clientv3.ModRevision(name), "=", kv.ModRevision)},
+			[]clientv3.Op{clientv3.OpPut(name, id.owner, clientv3.WithLease(l.id))},
+			[]clientv3.Op{clientv3.OpGet(name)})
+		resp, sent, err := s.do(ctx, op)
+		switch {
+		case isLeaseNotFound(err) && !again:
+			s.leases.forget()
+			continue
+		case err != nil && sent == 0:
+			s.leases.put(l)
+			return false, err
+		case err != nil:
+			// The key hangs on the old lease or on l. Both stay: the next
+			// Renew has to find out, by moving it again.
+			s.holds.doubted(h)
+			return false, err
+		}
+		txn := resp.Txn()
+		if !txn.Succeeded {
+			kv = found(txn)
+			if kv == nil || kv.Lease != int64(l.id) {
+				// Touched in between, by another Renew of this owner perhaps.
+				s.leases.put(l)
+				if again {
+					return false, fmt.Errorf("key %q keeps changing", name)
+				}
+				continue
+			}
+			// An earlier delivery has moved it.
+		}
+		s.holds.moved(h, id, l)
+		return true, nil
+	}
+}
+
+// Release implements [core.LockStore].
+func (s *Store) Release(ctx context.Context, key, owner string) error {
+	if err := core.CheckKey(key); err != nil {
+		return err
+	}
+	if err := core.CheckOwner(owner); err != nil {
+		return err
+	}
+	if err := s.usable(ctx); err != nil {
+		return err
+	}
+	name := s.prefix + key
+	h, held := s.holds.get(holdID{key, owner})
+	if held.ghost {
+		// An Acquire of this owner whose outcome is not known. Revoking its
+		// lease removes the key, and etcd refuses a delivery that comes later.
+		err := s.revoke(ctx, held.lease)
+		if err == nil {
+			s.holds.remove(h)
+		}
+		return wrap(ctx, err)
+	}
+	op := clientv3.OpTxn(
+		[]clientv3.Cmp{clientv3.Compare(clientv3.Value(name), "=", owner)},
+		[]clientv3.Op{clientv3.OpDelete(name)},
+		[]clientv3.Op{clientv3.OpGet(name)})
+	resp, _, err := s.do(ctx, op)
+	l := s.holds.remove(h)
+	if err != nil {
+		if l != nil {
+			s.reaper.revoke(l) // its holder is done with it
+		}
+		return wrap(ctx, err)
+	}
+	txn := resp.Txn()
+	switch {
+	case !txn.Succeeded:
+		// Not this owner's any more, or an earlier delivery has done it. The
+		// lease, if it is still there, ends by itself.
+		return wrap(ctx, foreign(name, found(txn)))
+	case held.tainted && l != nil:
+		s.reaper.revoke(l)
+	case l != nil:
+		s.leases.put(l)
+	}
+	s.tries.free(name)
+	return nil
+}
+
+// revoke ends l and with it the key on it.
+func (s *Store) revoke(ctx context.Context, l *lease) error {
+	_, err := s.client.Revoke(ctx, l.id)
+	if isLeaseNotFound(err) {
+		return nil
+	}
+	return err
+}
+
+// get reads a key, linearizably. nil means that there is none.
+func (s *Store) get(ctx context.Context, name string) (*mvccpb.KeyValue, error) {
+	resp, err := s.client.Get(ctx, name)
+	if err != nil || len(resp.Kvs) == 0 {
+		return nil, err
+	}
+	return resp.Kvs[0], nil
+}
+
+// do sends a transaction, again while etcd is unavailable. All transactions of
+// the store can be told from a second delivery of themselves. sent counts the
+// deliveries that etcd may execute, or have executed; it is 0 when it certainly
+// refused.
+func (s *Store) do(ctx context.Context, op clientv3.Op) (resp clientv3.OpResponse, sent int, err error) {
+	for {
+		resp, err = s.client.Do(ctx, op)
+		if err == nil {
+			return resp, sent + 1, nil
+		}
+		if isRefusal(err) {
+			return resp, sent, err
+		}
+		sent++
+		if !isTransient(err) || pause(ctx, sent) != nil {
+			return resp, sent, err
+		}
+	}
+}
+
+// usable returns an error if a call cannot even begin.
+func (s *Store) usable(ctx context.Context) error {
+	if s.closed.Load() {
+		return ErrClosed
+	}
+	return wrap(ctx, ctx.Err())
+}
+
+// found returns what the read of a transaction's else branch has found.
+func found(txn *clientv3.TxnResponse) *mvccpb.KeyValue {
+	if txn.Succeeded || len(txn.Responses) == 0 {
+		return nil
+	}
+	if r := txn.Responses[0].GetResponseRange(); r != nil && len(r.Kvs) > 0 {
+		return r.Kvs[0]
+	}
+	return nil
+}
+
+// foreign returns an error if kv is nothing that a Store has put: its keys
+// always hang on a lease and hold an owner.
+func foreign(name string, kv *mvccpb.KeyValue) error {
+	switch {
+	case kv == nil:
+		return nil
+	case kv.Lease == 0:
+		return fmt.Errorf("key %q is no lock: it has no etcd lease, somebody else has put it; it was left alone", name)
+	case core.CheckOwner(string(kv.Value)) != nil:
+		return fmt.Errorf("key %q is no lock: its value is no owner, somebody else has put it; it was left alone", name)
+	}
+	return nil
+}

@@ -72,6 +72,11 @@ type Config struct {
 	// that were open stay open.
 	Restart func(t testing.TB)
 
+	// Pause makes the server silent, as SIGSTOP does or a network that drops
+	// every packet, until resume is called. Calls that were sent are executed
+	// afterwards. It is used while no other rule runs.
+	Pause func(t testing.TB) (resume func())
+
 	// Flush makes the server lose everything that it kept, as FLUSHALL or an
 	// empty data folder would. It runs alone, as Restart does.
 	Flush func(t testing.TB)
@@ -121,6 +126,8 @@ type Config struct {
 	// Rules are checked beside those of the contract: those of a package that
 	// adds to this one, or what your store promises on top.
 	Rules []Rule
+
+	probed probed
 }
 
 // Refusal is one way in which a server refuses to write.
@@ -140,9 +147,8 @@ type Refusal struct {
 //	}
 //
 // Each rule is a subtest, TestConformance/Fencing/TokenGrowsAfterRelease, and
-// can be run alone. Rules run in parallel, and mostly wait: the flag -parallel
-// of go test makes the suite faster than the machine has cores. A rule that is
-// broken prints what the store did, what it should have done, and the sentence
+// can be run alone. Rules run in parallel, whatever the number of cores, for
+// they mostly wait; Run returns when all are done. A rule that is broken prints what the store did, what it should have done, and the sentence
 // of the contract. The last thing logged is a summary of what was checked, not
 // supported, and known to fail.
 func Run(t *testing.T, c Config) { t.Helper(); run(t, c) }

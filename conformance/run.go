@@ -1,10 +1,292 @@
 package conformance
 
-import "testing"
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+)
 
-func run(t *testing.T, c Config) { t.Fatal("conformance: not written yet") }
+const (
+	// maxParallel bounds the rules that run at once. They mostly wait for
+	// leases to end, so that it need not be the number of cores, which is why
+	// the suite does not use t.Parallel.
+	maxParallel = 12
+	// maxAttempts bounds how often a rule is tried that could not be judged.
+	maxAttempts = 6
+)
 
-func benchmark(b *testing.B, c Config) { b.Fatal("conformance: not written yet") }
+// status is the outcome of one rule.
+type status int
 
-// T is what a rule works with.
-type T struct{ testing.TB }
+const (
+	filtered     status = iota // by -run or -skip
+	passed                     //
+	broken                     // the store is wrong
+	failed                     // something else is: Open called t.Fatal
+	notJudged                  // the machine was too slow every time
+	skipped                    // Open called t.Skip
+	notSupported               // not run
+	knownFailing               // broken, as Config.KnownFailing says
+)
+
+// outcome is what became of a rule, and what there is to say about it.
+type outcome struct {
+	rule   Rule
+	status status
+	text   string
+}
+
+func run(t *testing.T, c Config) {
+	t.Helper()
+	rules, err := c.prepare()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if isWorker() {
+		runWorker(t, &c)
+		return
+	}
+	c.around()(t, func(t *testing.T) {
+		t.Helper()
+		c.probe(t)
+	})
+	outcomes := runRules(t, &c, rules)
+	t.Log(summary(outcomes))
+}
+
+// prepare checks c, fills in its defaults, and returns the rules to run.
+func (c *Config) prepare() ([]Rule, error) {
+	if c.Open == nil {
+		return nil, fmt.Errorf("conformance: Config.Open is nil")
+	}
+	if c.TTL < 0 || c.Slack < 0 || c.HandOvers < 0 {
+		return nil, fmt.Errorf("conformance: negative Config.TTL, Slack or HandOvers")
+	}
+	c.TTL = cmp.Or(c.TTL, DefaultTTL)
+	c.Slack = cmp.Or(c.Slack, DefaultSlack)
+	c.HandOvers = cmp.Or(c.HandOvers, DefaultHandOvers)
+
+	rules := slices.Concat(Rules(), c.Rules)
+	names := make(map[string]bool)
+	for _, r := range rules {
+		if names[r.Name] {
+			return nil, fmt.Errorf("conformance: two rules are called %s", r.Name)
+		}
+		names[r.Name] = true
+	}
+	for _, r := range rules {
+		names[r.Group] = true
+	}
+	// A name that was mistyped, or whose rule was renamed, must not switch off
+	// nothing and look as if it did.
+	for name := range c.NotSupported {
+		if !names[name] {
+			return nil, fmt.Errorf("conformance: Config.NotSupported: there is no rule or group %q", name)
+		}
+	}
+	for name := range c.KnownFailing {
+		if !slices.ContainsFunc(rules, func(r Rule) bool { return r.Name == name }) {
+			return nil, fmt.Errorf("conformance: Config.KnownFailing: there is no rule %q", name)
+		}
+	}
+	return rules, nil
+}
+
+// why tells why r is not run, or "".
+func (c *Config) why(r *Rule) string {
+	if reason := cmp.Or(c.NotSupported[r.Name], c.NotSupported[r.Group]); reason != "" {
+		return reason
+	}
+	if r.Needs == nil {
+		return ""
+	}
+	return r.Needs(c)
+}
+
+// runRules runs each rule as a subtest of its group's subtest, all at once
+// except those that must be alone, which come after the others.
+func runRules(t *testing.T, c *Config, rules []Rule) []*outcome {
+	t.Helper()
+	outcomes := make([]*outcome, len(rules))
+	groups := make(map[string][]*outcome)
+	var order []string            // of the groups
+	together := map[string]int{}  // rules of a group that need not be alone
+	var unfinished sync.WaitGroup // of those, in all groups
+	for i, r := range rules {
+		outcomes[i] = &outcome{rule: r}
+		if groups[r.Group] == nil {
+			order = append(order, r.Group)
+		}
+		groups[r.Group] = append(groups[r.Group], outcomes[i])
+		if !r.Alone {
+			together[r.Group]++
+			unfinished.Add(1)
+		}
+	}
+	gate := make(chan struct{}, maxParallel)
+	var alone sync.Mutex
+
+	runGroup := func(t *testing.T, group []*outcome) {
+		var wg sync.WaitGroup
+		defer wg.Wait()
+		for _, o := range group {
+			wg.Go(func() {
+				if o.rule.Alone {
+					unfinished.Wait()
+					alone.Lock()
+					defer alone.Unlock()
+				} else {
+					defer unfinished.Done()
+					gate <- struct{}{}
+					defer func() { <-gate }()
+				}
+				t.Run(o.rule.Name, func(t *testing.T) { report(t, c, o) })
+			})
+		}
+	}
+	// T.Run may be called from several goroutines, as long as all calls return
+	// before the test does.
+	var wg sync.WaitGroup
+	for _, name := range order {
+		wg.Go(func() {
+			selected := false
+			t.Run(name, func(t *testing.T) {
+				selected = true
+				runGroup(t, groups[name])
+			})
+			if !selected { // by -run: nobody else says that its rules are done
+				unfinished.Add(-together[name])
+			}
+		})
+	}
+	wg.Wait()
+	return outcomes
+}
+
+// report runs one rule and tells t about it.
+func report(t *testing.T, c *Config, o *outcome) {
+	if reason := c.why(&o.rule); reason != "" {
+		o.status, o.text = notSupported, reason
+		t.Skip("not supported: " + reason)
+	}
+	*o = runRule(t, c, o.rule)
+	if reason, known := c.KnownFailing[o.rule.Name]; known {
+		switch o.status {
+		case broken:
+			t.Logf("known failing: %s\n%s", reason, o.text)
+			o.status, o.text = knownFailing, reason
+			return
+		case passed:
+			o.status = failed
+			o.text = fmt.Sprintf("%s passes, although Config.KnownFailing lists it (%q): remove the entry", o.rule.Name, reason)
+		}
+	}
+	switch o.status {
+	case passed:
+		if o.text != "" {
+			t.Log(o.text)
+		}
+	case skipped:
+		t.Skip(o.text)
+	default:
+		t.Error(o.text)
+	}
+}
+
+// around is Config.Around or its default.
+func (c *Config) around() func(t *testing.T, f func(t *testing.T)) {
+	if c.Around != nil {
+		return c.Around
+	}
+	return direct
+}
+
+func direct(t *testing.T, f func(t *testing.T)) { f(t) }
+
+// runRule tries a rule until it is judged.
+func runRule(t *testing.T, c *Config, rule Rule) outcome {
+	o := outcome{rule: rule}
+	around := c.around()
+	if rule.Process {
+		around = direct
+	}
+	var reasons []string
+	ttl := c.TTL
+	for range maxAttempts {
+		var rec *recorder
+		around(t, func(tb *testing.T) {
+			rec = newRecorder(tb, time.Minute+50*ttl)
+			tt := &T{TB: rec, Config: c, rule: &rule, rec: rec, ttl: ttl}
+			rec.do(func() { rule.Check(tt) })
+		})
+		o.text = rec.text()
+		switch {
+		case rec.broken:
+			o.status = broken
+		case rec.failed:
+			o.status = failed
+			o.text = fmt.Sprintf("%s could not be checked: %s", rule.Name, o.text)
+		case rec.skipped:
+			o.status = skipped
+		case rec.again != "":
+			o.status = notJudged
+			reasons = append(reasons, fmt.Sprintf("with a ttl of %v: %s", ttl, rec.again))
+			// A stall that spoiled a short lease is small beside a longer one.
+			ttl = min(2*ttl, 4*c.TTL)
+			continue
+		default:
+			o.status = passed
+		}
+		return o
+	}
+	o.text = fmt.Sprintf("%s could not be judged, the store or the machine is too slow for Config.TTL:\n  %s",
+		rule.Name, strings.Join(reasons, "\n  "))
+	return o
+}
+
+// summary says in words what was checked and what was not.
+func summary(outcomes []*outcome) string {
+	by := make(map[status][]string)
+	reasons := make(map[string][]string) // of what is not supported: rules
+	for _, o := range outcomes {
+		name := o.rule.Group + "/" + o.rule.Name
+		switch o.status {
+		case notSupported:
+			reasons[o.text] = append(reasons[o.text], name)
+		case knownFailing:
+			name += ": " + o.text
+		}
+		by[o.status] = append(by[o.status], name)
+	}
+	var b strings.Builder
+	fmt.Fprintf(&b, "conformance: %d rules checked", len(by[passed])+len(by[broken]))
+	section := func(s status, what string) {
+		if len(by[s]) == 0 {
+			return
+		}
+		fmt.Fprintf(&b, "\n  %d %s:", len(by[s]), what)
+		for _, name := range by[s] {
+			fmt.Fprintf(&b, "\n    %s", name)
+		}
+	}
+	section(broken, "broken")
+	section(failed, "failed otherwise")
+	section(notJudged, "not judged, the machine was too slow")
+	section(knownFailing, "known failing")
+	section(skipped, "skipped by Open")
+	if n := len(by[notSupported]); n > 0 {
+		fmt.Fprintf(&b, "\n  %d not supported:", n)
+		for _, reason := range slices.Sorted(maps.Keys(reasons)) {
+			fmt.Fprintf(&b, "\n    %s: %s", reason, strings.Join(reasons[reason], ", "))
+		}
+	}
+	if n := len(by[filtered]); n > 0 {
+		fmt.Fprintf(&b, "\n  %d not selected by -run or -skip", n)
+	}
+	return b.String()
+}

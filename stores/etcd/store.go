@@ -20,6 +20,8 @@ import (
 var (
 	_ core.LockStore = (*Store)(nil)
 	_ core.Notifier  = (*Store)(nil)
+	_ core.Inspector = (*Store)(nil)
+	_ core.Breaker   = (*Store)(nil)
 )
 
 // DefaultPrefix is what the names of etcd keys begin with when Options.Prefix

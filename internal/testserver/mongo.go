@@ -80,13 +80,15 @@ func mongoReady(ctx context.Context, s *Server) (string, error) {
 		return "", err
 	}
 	if hello["isWritablePrimary"] != true {
+		err := errors.New("not a primary yet")
 		if hello["setName"] == nil && s.Dir != "" {
-			_, err = mongoCommand(conn, bsonDoc{{"replSetInitiate", bsonDoc{
+			_, initiateErr := mongoCommand(conn, bsonDoc{{"replSetInitiate", bsonDoc{
 				{"_id", replicaSet},
 				{"members", bsonArray{bsonDoc{{"_id", int32(0)}, {"host", s.Addr}}}},
 			}}})
+			err = errors.Join(err, initiateErr)
 		}
-		return "", fmt.Errorf("not a primary yet (%v)", err)
+		return "", err
 	}
 	build, err := mongoCommand(conn, bsonDoc{{"buildInfo", int32(1)}})
 	if err != nil {

@@ -52,10 +52,10 @@ func redisReady(ctx context.Context, s *Server) (string, error) {
 		return "", fmt.Errorf("PING: %q", line) // -LOADING, for one
 	}
 	head, err := r.ReadString('\n')
-	if err != nil || !strings.HasPrefix(head, "$") {
-		return "", fmt.Errorf("INFO: %q %v", head, err)
+	if err != nil {
+		return "", err
 	}
-	size, err := strconv.Atoi(strings.TrimSpace(head[1:]))
+	size, err := strconv.Atoi(strings.TrimSpace(strings.TrimPrefix(head, "$")))
 	if err != nil {
 		return "", fmt.Errorf("INFO: %w", err)
 	}

@@ -36,6 +36,7 @@
 package testserver
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -438,8 +439,10 @@ func (s *Server) wait() error {
 	begin := p.logStart
 	for {
 		version, err := s.kind.ready(ctx, s)
-		// Whoever took our port may answer instead.
-		if err == nil && p.alive() && listens(p.pid, s.ports[0]) {
+		if err == nil && !(p.alive() && listens(p.pid, s.ports[0])) {
+			err = errors.New("another process answers there")
+		}
+		if err == nil {
 			if s.Version == "" {
 				s.Version = s.version(version)
 			}
@@ -456,10 +459,10 @@ func (s *Server) wait() error {
 			if strings.Contains(strings.ToLower(tail), "in use") {
 				return fmt.Errorf("%w: %s\n%s", errPortTaken, s.Addr, tail)
 			}
-			return fmt.Errorf("%s ended at its start (%v); its log:\n%s", s.prog.path, p.err, tail)
+			return fmt.Errorf("%s ended at its start (%w); its log:\n%s", s.prog.path, cmp.Or(p.err, errors.New("exit status 0")), tail)
 		}
 		p.end(s.kind.quit)
-		return fmt.Errorf("%s did not answer at %s for %v (%v); its log:\n%s", s.prog.path, s.Addr, startTimeout, err, logTail(s.LogFile, begin))
+		return fmt.Errorf("%s did not answer at %s for %v (%w); its log:\n%s", s.prog.path, s.Addr, startTimeout, err, logTail(s.LogFile, begin))
 	}
 }
 

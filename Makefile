@@ -11,8 +11,7 @@ MODULES = $(shell $(GO) list -m -f '{{.Dir}}')
 # of that module alone.
 PACKAGES = $(addsuffix /...,$(MODULES))
 
-# What tools/ pins. They are modules of their own, outside the workspace.
-TOOLS := tools tools/lint tools/etcd
+# What tools/ pins, in modules of their own, outside the workspace.
 # "go tool -n" builds a tool if need be and prints where it is.
 tool = $$(GOWORK=off $(GO) -C tools$(1) tool -n $(2))
 
@@ -65,15 +64,15 @@ format: ## Format all modules
 
 .PHONY: vet
 vet: ## Vet and build each module as a user gets it, without the workspace
-	@for dir in $(MODULES) tools; do echo "vet $$dir"; GOWORK=off $(GO) -C $$dir vet ./... || exit 1; done
+	@tools/each.sh vet
 
 .PHONY: tidy
 tidy: ## Tidy every go.mod
-	@for dir in $(MODULES) $(TOOLS); do GOWORK=off $(GO) -C $$dir mod tidy || exit 1; done
+	@tools/each.sh tidy
 
 .PHONY: tidy-check
 tidy-check: ## Fail if a go.mod is not tidy
-	@for dir in $(MODULES) $(TOOLS); do GOWORK=off $(GO) -C $$dir mod tidy -diff || { echo "$$dir: run make tidy"; exit 1; }; done
+	@tools/each.sh tidy-check
 
 .PHONY: release-check
 release-check: ## Play the release of HEAD: get, build and install the modules as users will

@@ -1,0 +1,205 @@
+package pgstore
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+)
+
+// SQLSTATE codes that the store tells apart. Source: appendix A of the server's
+// manual.
+const (
+	codeReadOnly      = "25006" // read_only_sql_transaction
+	codeNoStatement   = "26000" // invalid_sql_statement_name
+	codeNoSchema      = "3F000" // invalid_schema_name
+	codeSerialization = "40001" // serialization_failure
+	codeDeadlock      = "40P01" // deadlock_detected
+	codeNoPrivilege   = "42501" // insufficient_privilege
+	codeNoColumn      = "42703" // undefined_column
+	codeDatatype      = "42804" // datatype_mismatch
+	codeNoOperator    = "42883" // undefined_function
+	codeNoTable       = "42P01" // undefined_table
+	codeDupStatement  = "42P05" // duplicate_prepared_statement
+	codeNoUniqueKey   = "42P10" // invalid_column_reference
+)
+
+// prompt reports whether the calls of db return by themselves as soon as their
+// ctx ends. A plain pool does: pgx then breaks off what it reads, and leaves the
+// rest to a goroutine of its own. A pool with hooks, or with a context watcher
+// that waits for the server to confirm a cancel, may not, and of another DB
+// nothing is known.
+func prompt(db DB) (yes bool) {
+	pool, ok := db.(*pgxpool.Pool)
+	if !ok {
+		return false
+	}
+	c := pool.Config()
+	if c.BeforeAcquire != nil || c.PrepareConn != nil || c.ShouldPing != nil || c.ConnConfig.Tracer != nil {
+		return false
+	}
+	// Two functions cannot be compared, so see what it builds. One that is not
+	// pgx's own may want a real connection.
+	defer func() {
+		if recover() != nil {
+			yes = false
+		}
+	}()
+	h, ok := c.ConnConfig.BuildContextWatcherHandler(new(pgconn.PgConn)).(*pgconn.DeadlineContextWatcherHandler)
+	return ok && h.DeadlineDelay == 0
+}
+
+// await runs call, and returns what it returns, or ctx's error as soon as ctx
+// ends. A call that is left behind has ctx too, and ends with what the driver
+// bounds it by. If call is prompt it runs on this goroutine: handing it to
+// another costs a twentieth of an acquisition.
+func await[T any](ctx context.Context, prompt bool, call func() (T, error)) (T, error) {
+	var none T
+	if err := ctx.Err(); err != nil {
+		return none, ended(ctx, nil)
+	}
+	if prompt || ctx.Done() == nil {
+		return call()
+	}
+	type answer struct {
+		value T
+		err   error
+	}
+	answers := make(chan answer, 1)
+	go func() {
+		value, err := call()
+		answers <- answer{value, err}
+	}()
+	select {
+	case a := <-answers:
+		return a.value, a.err
+	case <-ctx.Done():
+		return none, ended(ctx, nil)
+	}
+}
+
+// ended is the error of a call whose ctx has ended; cause is what the driver
+// said, if it said anything.
+func ended(ctx context.Context, cause error) error {
+	switch err := ctx.Err(); {
+	case cause == nil:
+		return fmt.Errorf("postgres: %w", err)
+	case errors.Is(cause, err):
+		return fmt.Errorf("postgres: %w", cause)
+	default:
+		return fmt.Errorf("postgres: %w: %w", err, cause)
+	}
+}
+
+// exec runs a statement and returns the number of its rows.
+func (s *Store) exec(ctx context.Context, sql string, args ...any) (int64, error) {
+	var n int64
+	err := s.send(ctx, args, func(args []any) error {
+		tag, err := s.db.Exec(ctx, sql, args...)
+		n = tag.RowsAffected()
+		return err
+	})
+	return n, err
+}
+
+// query runs a statement that returns one row at most, and calls scan with it.
+func (s *Store) query(ctx context.Context, sql string, args []any, scan func(pgx.Rows) error) error {
+	return s.send(ctx, args, func(args []any) error {
+		rows, err := s.db.Query(ctx, sql, args...)
+		if err != nil {
+			return err
+		}
+		// Close reads to the end: an error of the statement may come after its
+		// row.
+		defer rows.Close()
+		if rows.Next() {
+			if err := scan(rows); err != nil {
+				return err
+			}
+		}
+		rows.Close()
+		return rows.Err()
+	})
+}
+
+// maxSends bounds how often a statement is sent that the server refused because
+// of another. With the pauses of [pause] that is about 2 s.
+const maxSends = 100
+
+// send calls do, again while the server refuses the statement without having
+// done anything because it collides with another one. That happens only where
+// the default isolation level is REPEATABLE READ or SERIALIZABLE, or where a
+// transaction of the user's locks several rows.
+func (s *Store) send(ctx context.Context, args []any, do func(args []any) error) error {
+	for n := 1; ; n++ {
+		with := args
+		if mode := s.mode.Load(); mode > 0 {
+			with = append([]any{pgx.QueryExecMode(mode - 1)}, args...)
+		}
+		err := do(with)
+		if err == nil {
+			return nil
+		}
+		if ctx.Err() != nil {
+			return ended(ctx, err)
+		}
+		switch code := sqlState(err); {
+		case n >= maxSends:
+			return s.o.explain(err)
+		case (code == codeNoStatement || code == codeDupStatement) && s.use(pgx.QueryExecModeExec):
+			// A pooler gave us another connection than the one that prepared the
+			// statement. Nothing was executed; go on without preparing.
+		case code == codeSerialization || code == codeDeadlock:
+			timer := time.NewTimer(pause(n))
+			select {
+			case <-timer.C:
+			case <-ctx.Done():
+				timer.Stop()
+				return ended(ctx, err)
+			}
+		default:
+			return s.o.explain(err)
+		}
+	}
+}
+
+// use sets the mode of all later statements, and reports whether it was another
+// before.
+func (s *Store) use(mode pgx.QueryExecMode) bool {
+	return s.mode.Swap(int32(mode)+1) != int32(mode)+1
+}
+
+// pause is a random time to wait after the n-th refusal, so that those who
+// collided do not do so again: up to 1 ms, doubling, at most 32 ms.
+func pause(n int) time.Duration {
+	return rand.N(time.Millisecond<<min(n-1, 5)) + 1
+}
+
+// sqlState returns the server's error code, or "".
+func sqlState(err error) string {
+	if e, ok := errors.AsType[*pgconn.PgError](err); ok {
+		return e.Code
+	}
+	return ""
+}
+
+// explain wraps an error of the driver, and says what to do where the store
+// knows.
+func (o Options) explain(err error) error {
+	switch sqlState(err) {
+	case codeNoTable, codeNoSchema:
+		return fmt.Errorf("postgres: table %s is missing, call pgstore.Migrate or run the DDL of pgstore.Schema: %w", o.table(), err)
+	case codeNoColumn, codeNoUniqueKey, codeDatatype, codeNoOperator:
+		return fmt.Errorf("postgres: table %s is not one that pgstore.Migrate made: %w", o.table(), err)
+	case codeNoPrivilege:
+		return fmt.Errorf("postgres: the role needs SELECT, INSERT, UPDATE and DELETE on table %s and USAGE on its schema: %w", o.table(), err)
+	case codeReadOnly:
+		return fmt.Errorf("postgres: the server is a standby, or the role or database is set to default_transaction_read_only; leases need a server that writes: %w", err)
+	}
+	return fmt.Errorf("postgres: %w", err)
+}

@@ -1,0 +1,126 @@
+package pgstore
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// How the store purges. A step costs about as much as an acquisition, so that
+// one in purgeRarely acquisitions is not felt; the rows that it walks are twice
+// what the acquisitions between two steps can have added.
+const (
+	purgeRows    = 128
+	purgeRarely  = 64
+	purgeOften   = 2
+	purgeTimeout = 5 * time.Second
+)
+
+// purger deletes rows that nobody has locked for a long time, in small steps.
+// A step follows an acquisition, for only those add rows, if
+//
+//   - none was made by this store within Retention, or
+//   - the number of acquisitions since the last one has reached an interval,
+//     which doubles up to purgeRarely while steps delete little, and is
+//     purgeOften after one that deleted half of what it saw.
+//
+// So a program that acquires once in its life takes a step, one that was idle
+// does so at once, and a heap of old rows is removed by purgeRows / purgeOften
+// rows an acquisition.
+type purger struct {
+	store *Store
+	purge string
+	setup string
+	args  []any
+
+	mu       sync.Mutex
+	grants   int       // since the last step
+	interval int       // grants between two steps
+	last     time.Time // of the last step
+	running  bool
+	closed   bool
+	steps    sync.WaitGroup
+}
+
+func (p *purger) init(s *Store) {
+	p.store = s
+	p.purge = s.o.statement("purge")
+	p.setup = s.o.statement("cursor")
+	p.interval = purgeOften
+	// A user's key is the prefix and at least one byte, of UTF-8 without NUL:
+	// it is above the prefix, and below the prefix with its last byte counted up
+	// (UTF-8 has no 0xff). Cursors of all prefixes are below "\x00\xff".
+	cursor := append([]byte{0}, s.o.Prefix...)
+	low, high := []byte(s.o.Prefix), []byte(s.o.Prefix)
+	if len(high) == 0 {
+		low, high = []byte{0, 0xff}, []byte{0xff}
+	} else {
+		high = append([]byte(nil), high...)
+		high[len(high)-1]++
+	}
+	p.args = []any{cursor, low, high, micros(s.o.Retention), int64(purgeRows)}
+}
+
+// granted counts an acquisition, and takes a step if one is due.
+func (p *purger) granted() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.grants++
+	if p.running || p.closed {
+		return
+	}
+	now := time.Now()
+	if p.grants < p.interval && now.Sub(p.last) < p.store.o.Retention {
+		return
+	}
+	p.grants, p.last, p.running = 0, now, true
+	p.steps.Go(p.step)
+}
+
+// step walks on by purgeRows rows. That it fails is nothing to tell anybody:
+// the next one goes on where it stopped, and what made it fail is what the
+// callers see themselves.
+func (p *purger) step() {
+	ctx, cancel := context.WithTimeout(context.Background(), purgeTimeout)
+	defer cancel()
+	deleted, err := p.walk(ctx)
+
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.running = false
+	switch {
+	case err == nil && deleted >= purgeRows/2:
+		p.interval = purgeOften
+	case err != nil || deleted < purgeRows/4:
+		p.interval = min(2*p.interval, purgeRarely)
+	}
+}
+
+// walk looks at the next purgeRows rows, and returns how many it deleted.
+func (p *purger) walk(ctx context.Context) (deleted int64, err error) {
+	for range 2 {
+		var found, walked int64
+		err = p.store.query(ctx, p.purge, p.args, func(row pgx.Rows) error {
+			return row.Scan(&found, &walked, &deleted)
+		})
+		if err != nil || found > 0 {
+			return deleted, err
+		}
+		// There is no cursor yet, or another step has locked it; then so be it.
+		n, err := p.store.exec(ctx, p.setup, p.args[:2]...)
+		if err != nil || n == 0 {
+			return 0, err
+		}
+	}
+	return deleted, nil
+}
+
+// close waits for a running step, and lets no other begin.
+func (p *purger) close() {
+	p.mu.Lock()
+	p.closed = true
+	p.mu.Unlock()
+	p.steps.Wait()
+}

@@ -43,10 +43,11 @@ type scriptedStore struct {
 	start time.Time
 	mu    sync.Mutex
 	calls []request
+	count map[string]int // by op
 }
 
 func newScriptedStore(t testing.TB) *scriptedStore {
-	return &scriptedStore{real: newMemory(t), start: time.Now()}
+	return &scriptedStore{real: newMemory(t), start: time.Now(), count: map[string]int{}}
 }
 
 func (s *scriptedStore) note(ctx context.Context, op, key, owner string, ttl time.Duration) request {
@@ -56,12 +57,8 @@ func (s *scriptedStore) note(ctx context.Context, op, key, owner string, ttl tim
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	r.n = 1
-	for _, c := range s.calls {
-		if c.op == op {
-			r.n++
-		}
-	}
+	s.count[op]++
+	r.n = s.count[op]
 	s.calls = append(s.calls, r)
 	return r
 }

@@ -285,7 +285,8 @@ func (s *Strategy) acquire(ctx context.Context, key string, wait time.Duration, 
 			}
 			w.subscribe(&a)
 		}
-		if !w.sleep(&a, left, remaining) {
+		w.sleep(&a, left, remaining)
+		if ctx.Err() != nil { // also when it ended together with the sleep
 			return nil, a.ended()
 		}
 	}

@@ -52,10 +52,10 @@ func (w *waiter) subscribe(a *attempt) {
 	}()
 }
 
-// sleep returns when it is time for another try; false if the caller's context
-// has ended. left is how long the present lease still lives (0: not known),
-// remaining how much waiting time there is.
-func (w *waiter) sleep(a *attempt, left, remaining time.Duration) bool {
+// sleep returns when it is time for another try, or when the caller's context
+// ends. left is how long the present lease still lives (0: not known), remaining
+// how much waiting time there is.
+func (w *waiter) sleep(a *attempt, left, remaining time.Duration) {
 	w.sleeps++
 	d := min(pollDelay(w.sleeps, left), remaining)
 	if w.timer == nil {
@@ -66,9 +66,9 @@ func (w *waiter) sleep(a *attempt, left, remaining time.Duration) bool {
 	for {
 		select {
 		case <-a.ctx.Done():
-			return false
+			return
 		case <-w.timer.C:
-			return true
+			return
 		case sub := <-w.pending:
 			w.pending = nil
 			a.s.subscribed(a.key, sub.err)
@@ -79,13 +79,13 @@ func (w *waiter) sleep(a *attempt, left, remaining time.Duration) bool {
 			// A release between the failed try and the subscription gave no
 			// signal: look again at once. This was no sleep.
 			w.sleeps--
-			return true
+			return
 		case _, ok := <-w.signals:
 			if !ok {
 				w.signals = nil // no more signals: poll
 				continue
 			}
-			return true
+			return
 		}
 	}
 }

@@ -79,6 +79,10 @@ release-check: ## Play the release of HEAD: get, build and install the modules a
 	@GOWORK=off $(GO) -C tools test ./...
 	@GOWORK=off $(GO) -C tools run ./releasecheck ..
 
+.PHONY: release-tags
+release-tags: ## Print the tags of the first step of a release, see CONTRIBUTING.md
+	@GOWORK=off $(GO) -C tools run ./releasecheck -tags ..
+
 .PHONY: servers
 servers: ## Get Redis, PostgreSQL, PgBouncer (root on Debian) and etcd (built, a minute)
 	@tools/servers.sh quick etcd

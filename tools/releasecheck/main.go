@@ -4,7 +4,9 @@
 // library and build a program that imports its packages, and "go install" each
 // command.
 //
-//	releasecheck [-v] DIR    DIR: the repository's top folder
+//	releasecheck [-v] DIR      DIR: the repository's top folder
+//	releasecheck -tags DIR     only prints the tags of the libraries, those of
+//	                           the release's first step
 //
 // That catches what a workspace and replace directives hide: a module that
 // needs a version of its sibling which will never exist, a go.mod that is not
@@ -22,6 +24,7 @@ import (
 	"log"
 	"os"
 	"os/exec"
+	"path"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -36,7 +39,10 @@ import (
 // is the one place that says so.
 var unpublished = []string{"integration", "benchmarks", "examples/sqlite"}
 
-var verbose = flag.Bool("v", false, "print each go command")
+var (
+	verbose = flag.Bool("v", false, "print each go command")
+	tags    = flag.Bool("tags", false, "print the tags of the libraries, and check nothing")
+)
 
 func main() {
 	log.SetFlags(0)
@@ -45,9 +51,23 @@ func main() {
 	if flag.NArg() != 1 {
 		log.Fatal("usage: releasecheck [-v] DIR")
 	}
-	if err := run(flag.Arg(0)); err != nil {
+	do := run
+	if *tags {
+		do = printTags
+	}
+	if err := do(flag.Arg(0)); err != nil {
 		log.Fatal(err)
 	}
+}
+
+func printTags(top string) error {
+	mods, err := published(top)
+	for _, m := range mods {
+		if !m.command() {
+			fmt.Println(path.Join(m.dir, m.Version.Version))
+		}
+	}
+	return err
 }
 
 // mod is a module that will be published.
@@ -56,6 +76,9 @@ type mod struct {
 	dir  string // relative to the repository; "" is the root
 	file *modfile.File
 }
+
+// command reports whether the module is there to be installed, not imported.
+func (m *mod) command() bool { return strings.HasPrefix(m.dir, "cmd/") }
 
 func run(top string) (err error) {
 	mods, err := published(top)
@@ -161,11 +184,11 @@ func nextVersion(mods []*mod) (string, error) {
 
 // pack writes a module to a folder that serves as a module proxy.
 func pack(top, proxy string, m *mod) error {
-	path, err := module.EscapePath(m.Path)
+	escaped, err := module.EscapePath(m.Path)
 	if err != nil {
 		return err
 	}
-	dir := filepath.Join(proxy, filepath.FromSlash(path), "@v")
+	dir := filepath.Join(proxy, filepath.FromSlash(escaped), "@v")
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err
 	}
@@ -173,7 +196,7 @@ func pack(top, proxy string, m *mod) error {
 	if err := zip.CreateFromVCS(&packed, m.Version, top, "HEAD", m.dir); err != nil {
 		return err
 	}
-	goMod, err := exec.Command("git", "-C", top, "show", "HEAD:./"+filepath.ToSlash(filepath.Join(m.dir, "go.mod"))).Output()
+	goMod, err := exec.Command("git", "-C", top, "show", "HEAD:./"+path.Join(m.dir, "go.mod")).Output()
 	if err != nil {
 		return err
 	}
@@ -208,7 +231,10 @@ func env(tmp string) []string {
 		}
 	}
 	return append(os.Environ(),
-		"GOWORK=off", "GOFLAGS=-mod=mod -modcacherw", // so that the cache can be deleted
+		"GOWORK=off",
+		// The cache must be deletable, and what was built in it last time
+		// usable from another folder.
+		"GOFLAGS=-mod=mod -modcacherw -trimpath",
 		"GOPRIVATE=", "GONOPROXY=",
 		"GOSUMDB=off", // the checksum database cannot know what is not released
 		"GOPROXY="+strings.Join(proxies, ","),
@@ -229,7 +255,7 @@ func try(dir string, env []string, m *mod) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err
 	}
-	if strings.HasPrefix(m.dir, "cmd/") {
+	if m.command() {
 		return goCommand(dir, env, "install", m.String())
 	}
 	if err := goCommand(dir, env, "mod", "init", "example.com/user"); err != nil {
@@ -245,10 +271,10 @@ func try(dir string, env []string, m *mod) error {
 	var program strings.Builder
 	program.WriteString("package main\n\nimport (\n")
 	imports := 0
-	for path := range strings.FieldsSeq(packages) {
-		inModule := path == m.Path || strings.HasPrefix(path, m.Path+"/")
-		if inModule && !strings.Contains(path+"/", "/internal/") {
-			fmt.Fprintf(&program, "\t_ %q\n", path)
+	for pkg := range strings.FieldsSeq(packages) {
+		inModule := pkg == m.Path || strings.HasPrefix(pkg, m.Path+"/")
+		if inModule && !strings.Contains(pkg+"/", "/internal/") {
+			fmt.Fprintf(&program, "\t_ %q\n", pkg)
 			imports++
 		}
 	}

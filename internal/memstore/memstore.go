@@ -7,6 +7,7 @@ import (
 	"container/list"
 	"hash/maphash"
 	"runtime"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -156,6 +157,57 @@ func (s *Store) Subscribe(key string) (signals <-chan struct{}, stop func()) {
 	})
 }
 
+// Lease is a live lease as [Store.Leases] shows it.
+type Lease struct {
+	Key, Owner string
+	Token      int64
+	Left       time.Duration
+}
+
+// Lease returns the live lease on key.
+func (s *Store) Lease(key string) (Lease, bool) {
+	h := s.shard(key)
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.live(key, s.now())
+}
+
+// Leases calls yield for each live lease whose key begins with prefix, until
+// that returns false. It copies a shard at a time and holds no lock while yield
+// runs.
+func (s *Store) Leases(prefix string, yield func(Lease) bool) {
+	for i := range s.shards {
+		h := &s.shards[i]
+		var found []Lease
+		h.mu.Lock()
+		now := s.now()
+		for key := range h.index {
+			if l, ok := h.live(key, now); ok && strings.HasPrefix(key, prefix) {
+				found = append(found, l)
+			}
+		}
+		h.mu.Unlock()
+		for _, l := range found {
+			if !yield(l) {
+				return
+			}
+		}
+	}
+}
+
+// Break ends the live lease on key, whoever owns it, and returns what it was.
+func (s *Store) Break(key string) (was Lease, broken bool) {
+	h := s.shard(key)
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	was, broken = h.live(key, s.now())
+	if broken {
+		h.remove(h.index[key])
+		h.signal(key)
+	}
+	return was, broken
+}
+
 // Len returns how many leases are kept, expired ones that were not swept yet
 // included.
 func (s *Store) Len() int {
@@ -206,6 +258,16 @@ func (h *shard) add(key string) int32 {
 	}
 	h.index[key] = i
 	return i
+}
+
+// live returns the lease on key if it has not expired.
+func (h *shard) live(key string, now time.Time) (Lease, bool) {
+	i, ok := h.index[key]
+	if !ok || !now.Before(h.slots[i].until) {
+		return Lease{}, false
+	}
+	l := h.slots[i]
+	return Lease{Key: l.key, Owner: l.owner, Token: l.token, Left: l.until.Sub(now)}, true
 }
 
 // remove frees slot i. A shard that was once much larger gives its memory back:

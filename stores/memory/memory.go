@@ -27,6 +27,7 @@ package memory
 
 import (
 	"context"
+	"iter"
 	"time"
 
 	"github.com/leasekit/leasekit/core"
@@ -41,7 +42,7 @@ type Options struct {
 	Now func() time.Time
 }
 
-// Store is a [core.LockStore] and [core.Notifier] in memory. It holds no
+// Store is a [core.LockStore] in memory, with every optional capability. It holds no
 // resources but memory, so there is nothing to close. All methods are safe for
 // concurrent use.
 type Store struct{ engine *memstore.Store }
@@ -49,6 +50,8 @@ type Store struct{ engine *memstore.Store }
 var (
 	_ core.LockStore = (*Store)(nil)
 	_ core.Notifier  = (*Store)(nil)
+	_ core.Inspector = (*Store)(nil)
+	_ core.Breaker   = (*Store)(nil)
 )
 
 // New returns an empty store. The error is nil; it is there because every
@@ -105,6 +108,51 @@ func (s *Store) Subscribe(ctx context.Context, key string) (signals <-chan struc
 	}
 	signals, stop = s.engine.Subscribe(key)
 	return signals, stop, nil
+}
+
+// Leases implements [core.Inspector]. It copies one of 64 parts of the store at
+// a time.
+func (s *Store) Leases(ctx context.Context, q core.LeaseQuery) iter.Seq2[core.LeaseInfo, error] {
+	return func(yield func(core.LeaseInfo, error) bool) {
+		err := q.Check()
+		if err == nil {
+			err = ctx.Err()
+		}
+		switch {
+		case err != nil:
+		case q.Key != "":
+			if l, ok := s.engine.Lease(q.Key); ok {
+				yield(info(l), nil)
+			}
+		default:
+			s.engine.Leases(q.Prefix, func(l memstore.Lease) bool {
+				err = ctx.Err()
+				return err == nil && yield(info(l), nil)
+			})
+		}
+		if err != nil {
+			yield(core.LeaseInfo{}, err)
+		}
+	}
+}
+
+// Break implements [core.Breaker].
+func (s *Store) Break(ctx context.Context, key string) (was core.LeaseInfo, broken bool, err error) {
+	if err := core.CheckKey(key); err != nil {
+		return core.LeaseInfo{}, false, err
+	}
+	if err := ctx.Err(); err != nil {
+		return core.LeaseInfo{}, false, err
+	}
+	l, broken := s.engine.Break(key)
+	if !broken {
+		return core.LeaseInfo{}, false, nil
+	}
+	return info(l), true, nil
+}
+
+func info(l memstore.Lease) core.LeaseInfo {
+	return core.LeaseInfo{Key: l.Key, Label: core.OwnerLabel(l.Owner), Token: l.Token, Left: l.Left}
 }
 
 // Len returns the number of leases that the store keeps, expired ones that were

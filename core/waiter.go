@@ -2,6 +2,7 @@ package core
 
 import (
 	"context"
+	"fmt"
 	"log/slog"
 	"time"
 )
@@ -10,6 +11,8 @@ import (
 // waiter polls meanwhile.
 const subscribeBound = 5 * time.Second
 
+var errSubscribeHangs = fmt.Errorf("no answer in %v", subscribeBound)
+
 // waiter is how one call waits between its tries: for a signal, the end of the
 // present lease, or the next poll, whichever comes first.
 type waiter struct {
@@ -17,6 +20,7 @@ type waiter struct {
 	timer   *time.Timer
 	signals <-chan struct{}     // nil: none to be had, poll
 	pending <-chan subscription // nil: not subscribing
+	overdue <-chan struct{}     // closed when what is pending has taken too long
 	stopSub func()
 	cancel  context.CancelFunc
 }
@@ -30,23 +34,20 @@ type subscription struct {
 // subscribe begins to ask the store for signals, if it can give any. A store
 // that hangs delays nobody: sleep takes the subscription up when it comes.
 func (w *waiter) subscribe(a *attempt) {
-	s, key, caller := a.s, a.key, a.ctx
-	if s.notifier == nil {
+	if a.s.notifier == nil {
 		return
 	}
-	ctx, cancel := context.WithTimeout(caller, subscribeBound)
-	w.cancel = cancel
+	ctx, cancel := context.WithTimeout(a.ctx, subscribeBound)
 	pending := make(chan subscription)
-	w.pending = pending
+	w.cancel, w.pending, w.overdue = cancel, pending, ctx.Done()
+	notifier, key := a.s.notifier, a.key
 	go func() {
-		signals, stop, err := s.notifier.Subscribe(ctx, key)
+		signals, stop, err := notifier.Subscribe(ctx, key)
 		select {
 		case pending <- subscription{signals, stop, err}:
 		case <-ctx.Done(): // the waiter has gone, or has given up
 			if err == nil {
 				stop()
-			} else if caller.Err() == nil && ctx.Err() == context.DeadlineExceeded {
-				s.subscribed(key, err)
 			}
 		}
 	}()
@@ -70,16 +71,26 @@ func (w *waiter) sleep(a *attempt, left, remaining time.Duration) {
 		case <-w.timer.C:
 			return
 		case sub := <-w.pending:
-			w.pending = nil
-			a.s.subscribed(a.key, sub.err)
-			if sub.err != nil {
-				continue
+			w.pending, w.overdue = nil, nil
+			if sub.err == nil {
+				w.signals, w.stopSub = sub.signals, sub.stop
 			}
-			w.signals, w.stopSub = sub.signals, sub.stop
-			// A release between the failed try and the subscription gave no
-			// signal: look again at once. This was no sleep.
-			w.sleeps--
-			return
+			if a.ctx.Err() != nil {
+				return
+			}
+			a.s.subscribed(a.key, sub.err)
+			if sub.err == nil {
+				// A release between the failed try and the subscription gave
+				// no signal: look again at once. This was no sleep.
+				w.sleeps--
+				return
+			}
+		case <-w.overdue:
+			w.pending, w.overdue = nil, nil
+			if a.ctx.Err() != nil {
+				return
+			}
+			a.s.subscribed(a.key, errSubscribeHangs)
 		case _, ok := <-w.signals:
 			if !ok {
 				w.signals = nil // no more signals: poll

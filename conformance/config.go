@@ -1,6 +1,8 @@
 package conformance
 
 import (
+	"context"
+	"sync"
 	"testing"
 	"time"
 
@@ -57,7 +59,8 @@ type Config struct {
 	//	Around: synctest.Test
 	//
 	// makes the whole suite run on fake time, in milliseconds and exactly.
-	// Rules that start processes are not wrapped.
+	// Each rule then needs a backend of its own, made inside its bubble:
+	// [PerRule] makes one. Rules that start processes are not wrapped.
 	Around func(t *testing.T, rule func(t *testing.T))
 
 	// Env returns what a child process must find in its environment, as
@@ -138,6 +141,37 @@ type Refusal struct {
 	// that ends the refusal. While it lasts no other rule runs. A replica that
 	// always refuses has an empty end.
 	Begin func(t testing.TB) (store core.LockStore, end func())
+}
+
+// PerRule returns a function that calls newBackend once for each rule, and gives
+// the same backend to all calls within that rule. It is for stores whose
+// backend is a value in the test process:
+//
+//	backend := conformance.PerRule(func(t testing.TB) *server { return newServer() })
+//	conformance.Run(t, conformance.Config{
+//		Around: synctest.Test,
+//		Open:   func(t testing.TB) core.LockStore { return newClient(backend(t)) },
+//	})
+func PerRule[B any](newBackend func(t testing.TB) B) func(t testing.TB) B {
+	// Each attempt at a rule has a context of its own, which ends with it.
+	var mu sync.Mutex
+	backends := make(map[context.Context]B)
+	return func(t testing.TB) B {
+		mu.Lock()
+		defer mu.Unlock()
+		ctx := t.Context()
+		backend, ok := backends[ctx]
+		if !ok {
+			backend = newBackend(t)
+			backends[ctx] = backend
+			context.AfterFunc(ctx, func() {
+				mu.Lock()
+				defer mu.Unlock()
+				delete(backends, ctx)
+			})
+		}
+		return backend
+	}
 }
 
 // Run checks every rule of the contract on the store of c. Call it from a test:

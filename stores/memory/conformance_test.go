@@ -10,28 +10,32 @@ import (
 	"github.com/leasekit/leasekit/stores/memory"
 )
 
-// open returns an Open of one store, for a memory store's clients are the
-// goroutines that share it.
-func open() func(t testing.TB) core.LockStore {
+func newStore(t testing.TB) *memory.Store {
 	store, err := memory.New(memory.Options{})
-	return func(t testing.TB) core.LockStore {
-		if err != nil {
-			t.Fatal(err)
-		}
-		return store
+	if err != nil {
+		t.Fatal(err)
 	}
+	return store
 }
 
 func config() conformance.Config {
+	const inProcess = "the store lives and dies with its process, there is no server"
+	// The clients of a memory store are the goroutines that share it.
+	backend := conformance.PerRule(newStore)
 	return conformance.Config{
-		Open: open(),
-		// The store keeps no records, only leases, whatever the retention.
+		Open: func(t testing.TB) core.LockStore { return backend(t) },
+		// It keeps leases and no records, whatever the retention.
 		OpenRetention: func(t testing.TB, _ time.Duration) (core.LockStore, func() int) {
-			store, err := memory.New(memory.Options{})
-			if err != nil {
-				t.Fatal(err)
-			}
+			store := newStore(t)
 			return store, store.Len
+		},
+		NotSupported: map[string]string{
+			"MutualExclusionOfProcesses": inProcess,
+			"LeaseSurvivesRestart":       inProcess,
+			"TokenSurvivesRestart":       inProcess,
+			"SignalAfterRestart":         inProcess,
+			"Refusals":                   inProcess,
+			"Retries":                    inProcess,
 		},
 	}
 }

@@ -83,6 +83,7 @@ type listener struct {
 	cancel  context.CancelFunc
 	runs    sync.WaitGroup
 	pooled  bool // notifications do not come through
+	failed  bool // to connect, the last time
 	closed  bool
 	idle    time.Time // when the last subscription was stopped
 }
@@ -153,7 +154,7 @@ func (l *listener) subscribe(ctx context.Context, key string) (<-chan struct{}, 
 		return sub.signals, stop, nil // closed by now
 	case at.err != nil:
 		stop()
-		return nil, nil, fmt.Errorf("postgres: listen: %w", at.err)
+		return nil, nil, l.store.o.explain(at.err)
 	case marked:
 		return sub.signals, stop, nil
 	}
@@ -257,12 +258,20 @@ func (l *listener) run(ctx context.Context, at *attempt) {
 func (l *listener) report(at *attempt, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	log := l.store.o.Logger
 	switch {
 	case l.closed:
 		err = errClosed
 	case errors.Is(err, errPooler):
+		log.Warn("leasekit: waiters poll from now on, see pgstore.Options.Listen", "table", l.store.o.table(), "error", err)
 		l.pooled = true
 		l.hangUp()
+	case err != nil && !l.failed:
+		log.Warn("leasekit: waiters poll until there is a connection for LISTEN again", "table", l.store.o.table(), "error", err)
+		l.failed = true
+	case err == nil && l.failed:
+		log.Info("leasekit: waiters are woken again", "table", l.store.o.table())
+		l.failed = false
 	}
 	at.err = err
 	close(at.done)

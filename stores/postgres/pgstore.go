@@ -4,7 +4,7 @@ import (
 	"context"
 	"embed"
 	"fmt"
-	"math"
+	"log/slog"
 	"reflect"
 	"strings"
 	"sync/atomic"
@@ -64,6 +64,10 @@ type Options struct {
 	// one connection can go around it. Default: the pool's own configuration,
 	// BeforeConnect and AfterConnect included, but outside the pool.
 	Listen func(ctx context.Context) (*pgx.Conn, error)
+
+	// Logger tells when waiters have to poll because there is no connection for
+	// LISTEN, and when they are woken again. Default slog.Default().
+	Logger *slog.Logger
 }
 
 // resolve checks o and fills in the defaults.
@@ -76,6 +80,9 @@ func (o Options) resolve() (Options, error) {
 	}
 	if o.Retention == 0 {
 		o.Retention = DefaultRetention
+	}
+	if o.Logger == nil {
+		o.Logger = slog.Default()
 	}
 	for _, name := range []string{o.Schema, o.Table} {
 		// 63 is NAMEDATALEN - 1: the server cuts longer names off in silence.
@@ -229,7 +236,7 @@ func (s *Store) try(ctx context.Context, key, owner []byte, ttl int64) (core.Gra
 		case *answer > 0:
 			return core.Grant{Acquired: true, Token: *answer}, nil
 		default:
-			return core.Grant{Left: time.Duration(min(-*answer, math.MaxInt64/1000)) * time.Microsecond}, nil
+			return core.Grant{Left: left(-*answer)}, nil
 		}
 	}
 	return core.Grant{}, fmt.Errorf("postgres: the row changed %d times while it was looked at", maxLooks)

@@ -49,17 +49,9 @@ func (p *purger) init(s *Store) {
 	p.purge = s.o.statement("purge")
 	p.setup = s.o.statement("cursor")
 	p.interval = purgeOften
-	// A user's key is the prefix and at least one byte, of UTF-8 without NUL:
-	// it is above the prefix, and below the prefix with its last byte counted up
-	// (UTF-8 has no 0xff). Cursors of all prefixes are below "\x00\xff".
+	// No user's key begins with a NUL byte.
 	cursor := append([]byte{0}, s.o.Prefix...)
-	low, high := []byte(s.o.Prefix), []byte(s.o.Prefix)
-	if len(high) == 0 {
-		low, high = []byte{0, 0xff}, []byte{0xff}
-	} else {
-		high = append([]byte(nil), high...)
-		high[len(high)-1]++
-	}
+	low, high := span([]byte(s.o.Prefix))
 	p.args = []any{cursor, low, high, micros(s.o.Retention), int64(purgeRows)}
 }
 

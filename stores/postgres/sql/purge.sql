@@ -2,7 +2,7 @@
 --
 -- Arguments
 --   $1 bytea   key of the row that keeps the cursor
---   $2 bytea   where a walk begins: below the first key
+--   $2 bytea   where a walk begins: at or below the first key
 --   $3 bytea   where it ends: above the last key
 --   $4 bigint  retention in microseconds
 --   $5 bigint  how many rows to walk
@@ -29,7 +29,7 @@ WITH here AS MATERIALIZED (
 ), walk AS MATERIALIZED (
 	SELECT l.key
 	FROM {table} AS l
-	WHERE l.key > (SELECT h.key FROM here AS h) AND l.key < $3::pg_catalog.bytea
+	WHERE l.key >= (SELECT h.key FROM here AS h) AND l.key < $3::pg_catalog.bytea
 	ORDER BY l.key
 	LIMIT $5::bigint
 ), last AS MATERIALIZED (
@@ -40,7 +40,7 @@ WITH here AS MATERIALIZED (
 ), old AS MATERIALIZED (
 	SELECT l.key
 	FROM {table} AS l
-	WHERE l.key > (SELECT h.key FROM here AS h) AND l.key <= (SELECT w.key FROM last AS w)
+	WHERE l.key >= (SELECT h.key FROM here AS h) AND l.key <= (SELECT w.key FROM last AS w)
 		AND l.expires_at < pg_catalog.clock_timestamp() - $4::bigint::double precision * INTERVAL '1 microsecond'
 		AND l.waited_until < pg_catalog.clock_timestamp()
 		AND l.token < (EXTRACT(EPOCH FROM pg_catalog.clock_timestamp()) * 1000000::numeric)::bigint

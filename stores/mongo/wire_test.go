@@ -1,0 +1,183 @@
+package mongostore_test
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"sync"
+	"testing"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+)
+
+// wire is a proxy that understands the wire protocol: it can deliver a command
+// twice, lose an answer, or change it. One request at a time is on a connection,
+// as the driver sends them.
+type wire struct {
+	addr   string // host:port of the proxy
+	server string
+
+	mu     sync.Mutex
+	meddle func(command string, request bson.Raw) trick
+	conns  map[net.Conn]struct{}
+}
+
+// trick is what happens to one request.
+type trick struct {
+	deliveries int                       // 0 means 1; the client gets the last answer
+	lose       bool                      // close the connection instead of answering
+	drop       bool                      // and do not deliver the request either
+	answer     func(reply bson.D) bson.D // changes the answer; may be nil
+}
+
+// newWire starts a proxy in front of server, host:port. meddle is called for
+// every command, from many goroutines.
+func newWire(t testing.TB, server string, meddle func(command string, request bson.Raw) trick) *wire {
+	t.Helper()
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := &wire{addr: listener.Addr().String(), server: server, meddle: meddle, conns: map[net.Conn]struct{}{}}
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		for {
+			client, err := listener.Accept()
+			if err != nil {
+				return
+			}
+			wg.Go(func() { w.serve(client) })
+		}
+	})
+	t.Cleanup(func() {
+		_ = listener.Close()
+		w.mu.Lock()
+		for c := range w.conns {
+			_ = c.Close()
+		}
+		w.mu.Unlock()
+		wg.Wait()
+	})
+	return w
+}
+
+// url is that of the server, seen through the proxy.
+func (w *wire) url() string { return "mongodb://" + w.addr + "/?directConnection=true" }
+
+func (w *wire) serve(client net.Conn) {
+	server, err := net.Dial("tcp", w.server)
+	if err != nil {
+		_ = client.Close()
+		return
+	}
+	w.mu.Lock()
+	w.conns[client], w.conns[server] = struct{}{}, struct{}{}
+	w.mu.Unlock()
+	defer func() {
+		_, _ = client.Close(), server.Close()
+		w.mu.Lock()
+		delete(w.conns, client)
+		delete(w.conns, server)
+		w.mu.Unlock()
+	}()
+	for w.forward(client, server) == nil {
+	}
+}
+
+func (w *wire) forward(client, server net.Conn) error {
+	request, err := readMessage(client)
+	if err != nil {
+		return err
+	}
+	var do trick
+	if body, ok := request.body(); ok {
+		if elements, err := body.Elements(); err == nil && len(elements) > 0 {
+			do = w.meddle(elements[0].Key(), body)
+		}
+		// An answer that goes on by itself would break the rhythm.
+		request.clearExhaust()
+	}
+	if do.drop {
+		return errors.New("dropped")
+	}
+	var reply message
+	for range max(do.deliveries, 1) {
+		if _, err := server.Write(request); err != nil {
+			return err
+		}
+		if reply, err = readMessage(server); err != nil {
+			return err
+		}
+	}
+	if do.lose {
+		return errors.New("lost")
+	}
+	if do.answer != nil {
+		if reply, err = reply.changed(do.answer); err != nil {
+			return err
+		}
+	}
+	_, err = client.Write(reply)
+	return err
+}
+
+// message is one of the wire protocol: length, request id, response to and
+// opcode, 4 bytes each, and for OP_MSG flags, the kind of section, and a document.
+// Source: the manual, "MongoDB Wire Protocol".
+type message []byte
+
+const (
+	opMsg          = 2013
+	headSize       = 21
+	exhaustAllowed = 1 << 16
+)
+
+func readMessage(r io.Reader) (message, error) {
+	m := make(message, 4)
+	if _, err := io.ReadFull(r, m); err != nil {
+		return nil, err
+	}
+	size := binary.LittleEndian.Uint32(m)
+	if size < 16 || size > 1<<26 {
+		return nil, fmt.Errorf("message of %d bytes", size)
+	}
+	m = append(m, make([]byte, size-4)...)
+	_, err := io.ReadFull(r, m[4:])
+	return m, err
+}
+
+func (m message) body() (bson.Raw, bool) {
+	if len(m) < headSize+5 || binary.LittleEndian.Uint32(m[12:]) != opMsg || m[20] != 0 {
+		return nil, false
+	}
+	size := binary.LittleEndian.Uint32(m[headSize:])
+	if uint64(headSize)+uint64(size) > uint64(len(m)) {
+		return nil, false
+	}
+	return bson.Raw(m[headSize : headSize+size]), true
+}
+
+func (m message) clearExhaust() {
+	flags := binary.LittleEndian.Uint32(m[16:])
+	binary.LittleEndian.PutUint32(m[16:], flags&^exhaustAllowed)
+}
+
+func (m message) changed(change func(bson.D) bson.D) (message, error) {
+	body, ok := m.body()
+	if !ok {
+		return nil, errors.New("not an OP_MSG")
+	}
+	var doc bson.D
+	if err := bson.Unmarshal(body, &doc); err != nil {
+		return nil, err
+	}
+	changed, err := bson.Marshal(change(doc))
+	if err != nil {
+		return nil, err
+	}
+	out := append(append(message{}, m[:headSize]...), changed...)
+	binary.LittleEndian.PutUint32(out, uint32(len(out)))
+	return out, nil
+}

@@ -380,5 +380,8 @@ func until(d time.Duration, err error) func(context.Context) error {
 func bubble(t *testing.T, f func(t *testing.T)) {
 	t.Helper()
 	t.Parallel()
-	synctest.Test(t, f)
+	synctest.Test(t, func(t *testing.T) {
+		f(t)
+		time.Sleep(3 * time.Hour) // calls that mind no context have ended then
+	})
 }

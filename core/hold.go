@@ -156,15 +156,22 @@ func (h *hold) overdueLocked(now time.Time) error {
 // renewLocked sends a renewal, and unlocks meanwhile.
 func (h *hold) renewLocked(now time.Time) {
 	ttl := h.s.o.TTL
-	ctx, cancel := context.WithDeadline(h.detached, now.Add(ttl/3))
+	bound := ttl / 3
+	if h.renewal.failures > 0 {
+		// Packets are being lost, perhaps. Whatever becomes of this try, there
+		// is to be time for another one: a server that was silent for half a
+		// ttl is back before the deadline.
+		bound = min(bound, h.deadline.Sub(now)/2)
+	}
+	ctx, cancel := context.WithDeadline(h.detached, now.Add(bound))
 	defer cancel()
 	h.renewal.number++
 	number := h.renewal.number
 	h.renewal.waiting = true
 	h.renewal.cancel = cancel
-	// A store that minds its context answers at a third of the ttl; the timer
-	// comes a little later, and speaks for one that does not.
-	h.timer.Reset(h.untilLocked(now.Add(ttl/3+min(ttl/12, 50*time.Millisecond)), now))
+	// A store that minds its context answers in time; the timer comes a little
+	// later, and speaks for one that does not.
+	h.timer.Reset(h.untilLocked(now.Add(bound+min(ttl/12, 50*time.Millisecond)), now))
 	h.mu.Unlock()
 
 	renewed, err := h.s.store.Renew(ctx, h.key, h.owner, ttl)

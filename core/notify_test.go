@@ -277,7 +277,9 @@ func TestSubscriptionThatIsNotNeededAnyMore(t *testing.T) {
 		subscribe func(ctx context.Context, subs *subscriptions) (<-chan struct{}, func(), error)
 	}
 	outcomes := []outcome{
-		{"hangs", func(ctx context.Context, _ *subscriptions) (<-chan struct{}, func(), error) { return nil, nil, hang(ctx) }},
+		{"hangs", func(ctx context.Context, _ *subscriptions) (<-chan struct{}, func(), error) {
+			return nil, nil, hang(ctx)
+		}},
 		{"is late", func(_ context.Context, subs *subscriptions) (<-chan struct{}, func(), error) {
 			deaf(3 * time.Second)
 			return subs.subscribe()

@@ -41,9 +41,9 @@ func TestConformance(t *testing.T) {
 	config := conformance.Config{
 		// What etcd's default election time-out allows, and in whole seconds.
 		TTL: 2 * time.Second,
-		// One second that the store asks for on top, up to 500 ms until etcd
+		// Up to 1.5 s that the store asks for on top, up to 500 ms until etcd
 		// looks, and the revocation of all that have expired with it.
-		Slack: 2 * time.Second,
+		Slack: 2500 * time.Millisecond,
 		Open: func(t testing.TB) core.LockStore {
 			return open(t, connect(t, url), etcdstore.Options{})
 		},

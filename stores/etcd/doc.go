@@ -17,14 +17,14 @@
 //
 // The clock of etcd's leader ends a lease; no client's clock is asked. Leases
 // are counted in whole seconds, and are never shorter than one and a half
-// election time-outs: 2 s with etcd's defaults. The store asks for ttl plus one
+// election time-outs: 2 s with etcd's defaults. The store asks for ttl plus half a
 // second, rounded up: what is left over is what lets a released lease serve
 // again without another request (see Limits). etcd looks for expired leases
 // every 500 ms, and revokes 1,000 a second at most. So a key whose holder died
-// becomes free between ttl and about ttl + 2.5 s after its last renewal, with
-// ttl counted as at least 1 s. That is later still by a full ttl and an election
-// after a change of leader or a restart, because a new leader gives every lease
-// its whole time again. Never earlier.
+// becomes free between ttl and about ttl + 2 s after its last renewal (1.5 s for
+// a ttl of whole seconds), with ttl counted as at least 0.5 s. After a change of
+// leader or a restart it is later by up to a ttl and an election, because a new
+// leader gives every lease its whole time again. Never earlier.
 //
 // The store's own clock decides one thing: whether a released lease has enough
 // left for the next key. It takes the longer of what the monotonic and the wall

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
@@ -63,6 +64,21 @@ func isTransient(err error) bool {
 func isLeaseNotFound(err error) bool {
 	code, etcd := codeOf(err)
 	return err != nil && etcd && code == codes.NotFound
+}
+
+// watchError gives the error of a watch its type back: when a watch is refused
+// the server sends its error as a text, "rpc error: code = PermissionDenied desc
+// = etcdserver: permission denied", and the client leaves it at that.
+func watchError(err error) error {
+	if err == nil {
+		return nil
+	}
+	if _, desc, ok := strings.Cut(err.Error(), " desc = "); ok {
+		if known, ok := errors.AsType[rpctypes.EtcdError](rpctypes.Error(errors.New(desc))); ok {
+			return known
+		}
+	}
+	return err
 }
 
 // maxPauses bounds how often a request is sent again: 50 + 100 + 200 + 6 x 400

@@ -9,10 +9,12 @@ import (
 )
 
 const (
-	// reserve is added to the ttl that is asked for: within that time of its
-	// last request a released lease has still a whole ttl left, and serves
-	// again without another request.
-	reserve = time.Second
+	// reserve is what a lease lives longer than the ttl that is asked for, at
+	// least. Within that time of its last request a released lease has still a
+	// whole ttl left, and serves again without another request. As etcd counts
+	// whole seconds it is between this and a second more; for a ttl of whole
+	// seconds, one second.
+	reserve = 500 * time.Millisecond
 
 	// maxIdle is how many released leases of one length are kept, maxIdleAll
 	// of all lengths together. Each ends by itself when nobody uses it, which
@@ -73,10 +75,13 @@ func (l *lease) extend(sent instant) {
 	}
 }
 
-// classOf returns how many seconds to ask for, for leases of ttl.
+// classOf returns how many seconds to ask for, for leases of ttl: ttl and the
+// reserve, rounded up.
 func classOf(ttl time.Duration) int64 {
-	seconds := int64((ttl-1)/time.Second) + 1 // rounded up, and does not overflow
-	return min(seconds+int64(reserve/time.Second), clientv3.MaxLeaseTTL)
+	if ttl > clientv3.MaxLeaseTTL*time.Second-reserve { // 285 years
+		return clientv3.MaxLeaseTTL
+	}
+	return int64((ttl + reserve + time.Second - 1) / time.Second)
 }
 
 // leasePool grants leases, and keeps released ones for reuse. A lease in the

@@ -426,7 +426,12 @@ func (s *Store) Release(ctx context.Context, key, owner string) error {
 	case l != nil:
 		s.leases.put(l)
 	}
-	s.tries.free(name)
+	// If somebody waits here, the signal that he is about to get says so, and
+	// his try comes first: whoever has just released a key and wants it again
+	// at once would otherwise always be faster.
+	if !s.watches.watched(name) {
+		s.tries.free(name)
+	}
 	return nil
 }
 

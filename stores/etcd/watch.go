@@ -4,6 +4,7 @@ import (
 	"context"
 	"slices"
 	"sync"
+	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"google.golang.org/grpc/codes"
@@ -42,6 +43,9 @@ func (s *Store) Subscribe(ctx context.Context, key string) (<-chan struct{}, fun
 	stop()
 	return nil, nil, wrap(ctx, err)
 }
+
+// headStart is what the one who waits longest is ahead of the others.
+const headStart = 200 * time.Microsecond
 
 // watches are the watchers of a store.
 type watches struct {
@@ -86,6 +90,13 @@ func (ws *watches) join(name string) (*watch, chan struct{}, error) {
 	return w, signals, nil
 }
 
+// watched reports whether somebody waits for the key.
+func (ws *watches) watched(name string) bool {
+	ws.mu.Lock()
+	defer ws.mu.Unlock()
+	return ws.m[name] != nil
+}
+
 // leave takes a subscriber away, and ends the watch if he was the last.
 func (ws *watches) leave(w *watch, signals chan struct{}) {
 	ws.mu.Lock()
@@ -107,17 +118,32 @@ func (ws *watches) removeLocked(w *watch) {
 	}
 }
 
-// wake signals all who wait for the key. Those who came first are woken first;
-// one transaction will decide for them all.
+// wake signals all who wait for the key, the one who came first a little before
+// the others: while his try is on its way they wait for its answer. Go's
+// scheduler alone would let the last one run first, and the first one starve.
 func (ws *watches) wake(w *watch) {
 	ws.s.tries.free(w.name)
 	ws.mu.Lock()
 	defer ws.mu.Unlock()
+	var first chan struct{}
+	if len(w.subs) > 1 {
+		first = w.subs[0]
+		signal(first)
+		ws.mu.Unlock()
+		time.Sleep(headStart)
+		ws.mu.Lock()
+	}
 	for _, signals := range w.subs {
-		select {
-		case signals <- struct{}{}:
-		default: // there is one that was not taken yet
+		if signals != first {
+			signal(signals)
 		}
+	}
+}
+
+func signal(signals chan<- struct{}) {
+	select {
+	case signals <- struct{}{}:
+	default: // there is one that was not taken yet
 	}
 }
 
@@ -134,7 +160,7 @@ func (ws *watches) run(w *watch) {
 		events := ws.s.client.Watch(clientv3.WithRequireLeader(w.ctx), w.name,
 			clientv3.WithFilterPut(), clientv3.WithCreatedNotify())
 		for resp := range events {
-			switch err = resp.Err(); {
+			switch err = watchError(resp.Err()); {
 			case err != nil:
 			case resp.Created && !confirmed:
 				confirmed = true

@@ -1,0 +1,138 @@
+package etcdstore_test
+
+import (
+	"context"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+)
+
+// wire stands between a client and its server: it counts requests, and does to
+// them what a network can do.
+type wire struct {
+	puts, deletes, reads, grants, revokes atomic.Int64 // requests that were sent
+
+	mu   sync.Mutex
+	rule func(ctx context.Context, r request, deliver func(context.Context) error) error
+}
+
+// request is what a rule sees of a request.
+type request struct {
+	kind string // put, delete, read, grant, revoke, or the method's name
+	key  string // of a put or delete
+}
+
+// set makes rule decide what becomes of requests from now on; nil delivers
+// them.
+func (w *wire) set(rule func(ctx context.Context, r request, deliver func(context.Context) error) error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.rule = rule
+}
+
+func (w *wire) intercept(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
+	r := request{kind: method[strings.LastIndexByte(method, '/')+1:]}
+	switch req := req.(type) {
+	case *pb.TxnRequest:
+		r.kind = "read"
+		if len(req.Success) > 0 {
+			if put := req.Success[0].GetRequestPut(); put != nil {
+				r = request{"put", string(put.Key)}
+			}
+			if del := req.Success[0].GetRequestDeleteRange(); del != nil {
+				r = request{"delete", string(del.Key)}
+			}
+		}
+	case *pb.RangeRequest:
+		r.kind = "read"
+	case *pb.LeaseGrantRequest:
+		r.kind = "grant"
+	case *pb.LeaseRevokeRequest:
+		r.kind = "revoke"
+	}
+	counter := map[string]*atomic.Int64{
+		"put": &w.puts, "delete": &w.deletes, "read": &w.reads, "grant": &w.grants, "revoke": &w.revokes,
+	}[r.kind]
+	if counter != nil {
+		counter.Add(1)
+	}
+	w.mu.Lock()
+	rule := w.rule
+	w.mu.Unlock()
+	deliver := func(ctx context.Context) error { return invoke(ctx, method, req, reply, cc, opts...) }
+	if rule == nil {
+		return deliver(ctx)
+	}
+	return rule(ctx, r, deliver)
+}
+
+// connectOver returns a client whose requests go over a wire.
+func connectOver(t testing.TB, url string) (*clientv3.Client, *wire) {
+	t.Helper()
+	w := new(wire)
+	return connect(t, url, grpc.WithChainUnaryInterceptor(w.intercept)), w
+}
+
+// errLost is what a client is told when the connection breaks before the
+// answer.
+var errLost = status.Error(codes.Unavailable, "error reading from server: EOF")
+
+// loseAnswers delivers requests of a kind, and instead of the answer to the
+// next n of them returns lost.
+func (w *wire) loseAnswers(kind string, n int64, lost error) {
+	left := new(atomic.Int64)
+	left.Store(n)
+	w.set(func(ctx context.Context, r request, deliver func(context.Context) error) error {
+		err := deliver(ctx)
+		if err == nil && r.kind == kind && left.Add(-1) >= 0 {
+			return lost
+		}
+		return err
+	})
+}
+
+// swallowAnswers delivers requests of a kind, and then says nothing until the
+// caller gives up.
+func (w *wire) swallowAnswers(kind string) {
+	w.set(func(ctx context.Context, r request, deliver func(context.Context) error) error {
+		if r.kind != kind {
+			return deliver(ctx)
+		}
+		_ = deliver(ctx)
+		<-ctx.Done()
+		return status.FromContextError(ctx.Err()).Err()
+	})
+}
+
+// hold keeps requests of a kind back. Their callers give up; release delivers
+// the requests, late, and returns what the server answered.
+func (w *wire) hold(kind string) (release func() []error) {
+	var mu sync.Mutex
+	var late []func(context.Context) error
+	w.set(func(ctx context.Context, r request, deliver func(context.Context) error) error {
+		if r.kind != kind {
+			return deliver(ctx)
+		}
+		mu.Lock()
+		late = append(late, deliver)
+		mu.Unlock()
+		<-ctx.Done()
+		return status.FromContextError(ctx.Err()).Err()
+	})
+	return func() []error {
+		mu.Lock()
+		defer mu.Unlock()
+		var errs []error
+		for _, deliver := range late {
+			errs = append(errs, deliver(context.Background()))
+		}
+		return errs
+	}
+}

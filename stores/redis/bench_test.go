@@ -2,8 +2,8 @@ package redisstore_test
 
 import (
 	"context"
-	"os"
 	"crypto/rand"
+	"os"
 	"runtime"
 	"slices"
 	"testing"

@@ -1,6 +1,7 @@
 package redisstore_test
 
 import (
+	"crypto/rand"
 	"testing"
 
 	"github.com/leasekit/leasekit/core"
@@ -11,12 +12,17 @@ import (
 
 func TestMain(m *testing.M) { testserver.Main(m) }
 
-// open is a store on a client of its own, on the shared server.
-func open(t testing.TB) core.LockStore {
+// connect returns a client of the server at addr with the default options, which
+// change may change.
+func connect(t testing.TB, addr string, change func(*redis.Options)) *redis.Client {
 	t.Helper()
-	client := redis.NewClient(&redis.Options{Addr: testserver.Redis(t).Addr})
+	o := &redis.Options{Addr: addr}
+	if change != nil {
+		change(o)
+	}
+	client := redis.NewClient(o)
 	t.Cleanup(func() { _ = client.Close() })
-	return newStore(t, client, redisstore.Options{})
+	return client
 }
 
 func newStore(t testing.TB, client redis.UniversalClient, o redisstore.Options) *redisstore.Store {
@@ -27,4 +33,19 @@ func newStore(t testing.TB, client redis.UniversalClient, o redisstore.Options) 
 	}
 	t.Cleanup(func() { _ = store.Close() })
 	return store
+}
+
+// open is a store on a client of its own, on the shared server.
+func open(t testing.TB) core.LockStore {
+	t.Helper()
+	return newStore(t, connect(t, testserver.Redis(t).Addr, nil), redisstore.Options{})
+}
+
+func random(prefix string) string { return prefix + rand.Text() }
+
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
 }

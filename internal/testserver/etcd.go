@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/tls"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net/http"
 	"slices"
@@ -92,32 +93,52 @@ func etcdReady(ctx context.Context, s *Server) (string, error) {
 // has to be running.
 func StartEtcdCluster(t testing.TB, n int, args ...string) []*Server {
 	t.Helper()
-	members := make([]*Server, n)
-	for i := range members {
+	var members []*Server
+	var err error
+	for range 10 { // as in launch
+		if members, err = launchEtcdCluster(n, args); !errors.Is(err, errPortTaken) {
+			break
+		}
+	}
+	if err != nil {
+		giveUp(t, etcdKind, err)
+	}
+	for _, s := range members {
+		t.Cleanup(s.remove)
+		announce(t, s)
+	}
+	return members
+}
+
+func launchEtcdCluster(n int, args []string) (members []*Server, err error) {
+	defer func() {
+		if err != nil {
+			for _, s := range members {
+				s.remove()
+			}
+		}
+	}()
+	var peers []string
+	for range n {
 		s, err := prepare(etcdKind, args)
 		if err != nil {
-			giveUp(t, etcdKind, err)
+			return members, err
 		}
-		t.Cleanup(s.remove)
 		s.ports = []int{freePort(), freePort()}
 		s.address()
-		members[i] = s
-	}
-	peers := make([]string, n)
-	for i, s := range members {
-		peers[i] = s.peer()
+		members = append(members, s)
+		peers = append(peers, s.peer())
 	}
 	for _, s := range members {
 		s.peers = strings.Join(peers, ",")
 		if err := s.spawn(); err != nil {
-			giveUp(t, etcdKind, err)
+			return members, err
 		}
 	}
-	for _, s := range members {
+	for _, s := range members { // none answers before a majority runs
 		if err := s.wait(); err != nil {
-			giveUp(t, etcdKind, err)
+			return members, err
 		}
-		announce(t, s)
 	}
-	return members
+	return members, nil
 }

@@ -102,18 +102,21 @@ func (h *hold) start(a *attempt, outer *lockCtx, outlives bool) {
 	if h.s.o.Hooks.Acquired != nil {
 		h.emitLocked(h.s.o.Hooks.Acquired, "", nil)
 	}
-	h.unlockAndCallHooks()
+	h.mu.Unlock()
 }
 
 // run calls fn and ends the hold.
 func (h *hold) run(fn func(context.Context) error) (err error) {
 	defer func() { // a panic and Goexit come here too
 		loss, _ := h.end()
-		h.awaitHooks()
+		h.finishHooks()
 		if loss != nil && err != nil && err != error(loss) { //nolint:errorlint // the very same value, handed on from context.Cause
 			err = &LostError{Key: loss.Key, Token: loss.Token, Reason: loss.Reason, Err: err}
 		}
 	}()
+	if h.s.o.Hooks.Acquired != nil {
+		h.callHooks()
+	}
 	return fn(&h.ctx)
 }
 
@@ -258,7 +261,8 @@ func (h *hold) finishLocked(state state, cause error) {
 }
 
 // end ends the hold for good, and returns its loss, if it was lost, and the
-// error of the release, if that failed.
+// error of the release, if that failed. It leaves the hooks to the caller, for
+// one of them may be what waits for it.
 func (h *hold) end() (*LostError, error) {
 	h.mu.Lock()
 	now := time.Now()
@@ -271,12 +275,9 @@ func (h *hold) end() (*LostError, error) {
 		}
 	}
 	loss, disowned := h.loss, h.disowned
-	called := h.unlockAndCallHooks()
+	h.mu.Unlock()
 	if disowned {
 		return loss, nil
-	}
-	if called {
-		now = time.Now() // hooks may be slow, the bound is the release's alone
 	}
 	h.releasing = boundedCtx{parent: h.detached, deadline: now.Add(min(h.s.o.TTL, releaseBound))}
 	err := h.letGo(&h.releasing, loss != nil)
@@ -291,7 +292,7 @@ func (h *hold) end() (*LostError, error) {
 	} else if h.s.o.Hooks.Released != nil {
 		h.emitLocked(h.s.o.Hooks.Released, "", nil)
 	}
-	h.unlockAndCallHooks()
+	h.mu.Unlock()
 	return loss, err
 }
 
@@ -344,33 +345,42 @@ func (h *hold) emitLocked(hook hookFunc, msg string, err error) {
 
 // unlockAndCallHooks unlocks and calls the queued hooks, in order, one at a
 // time. If another goroutine is calling one already, the queue is left to it:
-// waiting here would deadlock a hook that releases its own lease. It returns
-// whether it called one.
-func (h *hold) unlockAndCallHooks() bool {
+// waiting here would deadlock a hook that releases its own lease.
+func (h *hold) unlockAndCallHooks() {
 	q := h.hooks
 	if q == nil || q.running || len(q.waiting) == 0 {
 		h.mu.Unlock()
-		return false
+		return
 	}
 	q.running = true
+	defer func() { // also when a hook ends its goroutine: others must not wait for it
+		q.running = false
+		q.idle.Broadcast()
+		h.mu.Unlock()
+	}()
 	for len(q.waiting) > 0 {
 		next := q.waiting[0]
 		q.waiting = q.waiting[1:]
-		h.mu.Unlock()
-		next()
-		h.mu.Lock()
+		h.unlocked(next)
 	}
-	q.running = false
-	q.idle.Broadcast()
-	h.mu.Unlock()
-	return true
 }
 
-// awaitHooks returns when no hook is running or queued any more.
-func (h *hold) awaitHooks() {
+func (h *hold) unlocked(f func()) {
+	h.mu.Unlock()
+	defer h.mu.Lock()
+	f()
+}
+
+func (h *hold) callHooks() {
+	h.mu.Lock()
+	h.unlockAndCallHooks()
+}
+
+// finishHooks returns when no hook is running or queued any more.
+func (h *hold) finishHooks() {
 	h.mu.Lock()
 	for h.hooks != nil && h.hooks.running {
 		h.hooks.idle.Wait()
 	}
-	h.mu.Unlock()
+	h.unlockAndCallHooks()
 }

@@ -108,6 +108,7 @@ func (l *Lease) Release() error {
 		}
 		l.err = err
 	})
+	h.callHooks()
 	return l.err
 }
 

@@ -233,11 +233,21 @@ func (s *Strategy) Acquire(ctx context.Context, key string) (*Lease, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Lease{h: h}, nil
+	lease := &Lease{h: h}
+	returns := false
+	defer func() {
+		if !returns { // the hook ended this goroutine: nobody has the lease
+			_ = lease.Release()
+		}
+	}()
+	h.callHooks()
+	returns = true
+	return lease, nil
 }
 
-// acquire waits for key under ctx and returns the running hold. Its context ends
-// with ctx, unless it outlives that.
+// acquire waits for key under ctx and returns the running hold, whose hook
+// Acquired is still to be called. Its context ends with ctx, unless it outlives
+// that.
 func (s *Strategy) acquire(ctx context.Context, key string, wait time.Duration, outlives bool) (*hold, error) {
 	if err := CheckKey(key); err != nil {
 		return nil, refuse(key, err)

@@ -199,7 +199,7 @@ func checkTokenSurvivesPurge(t *T) {
 			lease.MustRelease()
 		}
 		if !purge(t, store, records, retention, 1) {
-			t.Retry("the record was not purged") // StateIsBounded judges that
+			t.Fatal("the record was not purged, see StateIsBounded")
 		}
 	}
 }

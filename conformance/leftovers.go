@@ -69,7 +69,7 @@ func (fam *family) alive() (n int, stacks string) {
 // mustFall waits until at most limit goroutines are left.
 func (fam *family) mustFall(t *T, limit int, after string) {
 	deadline := time.Now().Add(ioTimeout)
-	for {
+	for pause := 5 * time.Millisecond; ; pause = min(2*pause, 500*time.Millisecond) {
 		n, stacks := fam.alive()
 		if n <= limit {
 			return
@@ -77,7 +77,7 @@ func (fam *family) mustFall(t *T, limit int, after string) {
 		if time.Now().After(deadline) {
 			t.Broken(fmt.Sprintf("%d goroutines %v after %s:%s", n, ioTimeout, after, stacks), fmt.Sprintf("at most %d", limit))
 		}
-		t.Sleep(10 * time.Millisecond)
+		t.Sleep(pause)
 	}
 }
 

@@ -61,16 +61,12 @@ func (j *job) run(ctx context.Context, clients []core.LockStore) error {
 func (j *job) increment(ctx context.Context, strategy *core.Strategy) error {
 	for {
 		ran, err := strategy.TryDo(ctx, j.Key, func(context.Context) error {
-			text, err := os.ReadFile(j.Counter)
-			if err != nil {
-				return err
-			}
-			n, err := strconv.Atoi(string(text))
+			n, err := j.read()
 			if err != nil {
 				return err
 			}
 			time.Sleep(rand.N(time.Millisecond)) // for somebody else to get in between
-			return os.WriteFile(j.Counter, strconv.AppendInt(nil, int64(n+1), 10), 0o600)
+			return j.write(n + 1)
 		})
 		if ran || err != nil {
 			return err
@@ -85,8 +81,28 @@ func (j *job) increment(ctx context.Context, strategy *core.Strategy) error {
 	}
 }
 
-// newJob makes the counter, in a file that is written in one piece: at most a
-// few digits.
+// read returns the counter.
+func (j *job) read() (int, error) {
+	text, err := os.ReadFile(j.Counter)
+	if err != nil {
+		return 0, err
+	}
+	return strconv.Atoi(strings.TrimSpace(string(text)))
+}
+
+// write writes it, always as many bytes and in place, so that nobody reads a
+// part of it.
+func (j *job) write(n int) (err error) {
+	file, err := os.OpenFile(j.Counter, os.O_WRONLY|os.O_CREATE, 0o600)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, file.Close()) }()
+	_, err = fmt.Fprintf(file, "%10d", n)
+	return err
+}
+
+// newJob makes the counter.
 func newJob(t *T, goroutines, rounds int) *job {
 	j := &job{
 		Key:        t.Key(),
@@ -94,30 +110,29 @@ func newJob(t *T, goroutines, rounds int) *job {
 		Goroutines: goroutines,
 		Rounds:     rounds,
 	}
-	if err := os.WriteFile(j.Counter, []byte("0"), 0o600); err != nil {
+	if err := j.write(0); err != nil {
 		t.Fatal(err)
 	}
 	return j
 }
 
-func (j *job) mustCount(t *T, want int, err error) {
-	text, readErr := os.ReadFile(j.Counter)
-	if readErr != nil {
-		t.Fatal(readErr)
-	}
+// mustCount compares the counter with what all the work has added.
+func (j *job) mustCount(t *T, want int) {
+	n, err := j.read()
 	if err != nil {
-		// A counter that was read half written is a broken rule too.
-		t.Broken(fmt.Sprintf("the counter is at %q, and the error %v", text, err), fmt.Sprint(want))
+		t.Fatal(err)
 	}
-	if string(text) != strconv.Itoa(want) {
-		t.Broken(fmt.Sprintf("the counter is at %s after %d increments", text, want), fmt.Sprint(want))
+	if n != want {
+		t.Broken(fmt.Sprintf("the counter is at %d after %d increments", n, want), fmt.Sprint(want))
 	}
 }
 
 func checkMutualExclusion(t *T) {
 	j := newJob(t, 8, 20)
-	err := j.run(t.Context(), openSome(t, 2))
-	j.mustCount(t, j.increments(), err)
+	if err := j.run(t.Context(), openSome(t, 2)); err != nil {
+		t.Broken(fmt.Sprintf("the error %v", err), "increments")
+	}
+	j.mustCount(t, j.increments())
 }
 
 func checkMutualExclusionOfProcesses(t *T) {
@@ -160,7 +175,7 @@ func checkMutualExclusionOfProcesses(t *T) {
 			t.Fatalf("a child process ended and had not called conformance.Run in the same test, %s\n%s", j.Test, output)
 		}
 	})
-	j.mustCount(t, (processes+1)*j.increments(), nil)
+	j.mustCount(t, (processes+1)*j.increments())
 }
 
 // isWorker reports whether this process was started to do a job, in which case

@@ -1,0 +1,390 @@
+package history
+
+import (
+	"cmp"
+	"fmt"
+	"hash/maphash"
+	"math"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/anishathalye/porcupine"
+)
+
+// maxToken is the largest token that the contract allows.
+const maxToken = 1<<53 - 1
+
+// model is the lock that a history is compared with: one key.
+//
+// Its state is the set of everything that may be the case, because answers do
+// not tell all: when exactly the server began to count a lease, and whether and
+// when it executed a call that was never answered. Such a call is no step of
+// its own that porcupine would have to place anywhere up to the end of the
+// history, which takes exponential time; it is put on a list at the time it was
+// made, and whatever is on the list may happen between any two steps from then
+// on.
+type model struct {
+	slack time.Duration
+	relax relaxation
+}
+
+// relaxation is a breach of the contract that the model tolerates. A history
+// that only a tolerant model explains breaks that rule.
+type relaxation int
+
+const (
+	strict relaxation = iota
+	anyToken
+	tokenOutOfRange
+	reentry
+	strangerReleases
+	strangerRenews
+	releaseKeepsLease
+	expiredRenews
+	renewalOtherwise
+	lateExpiry
+	earlyExpiry
+	doubleGrant
+	needlessRefusal
+)
+
+// step is a call as the model sees it: the input of a porcupine operation.
+type step struct {
+	Op
+	number int // from 1, in the key's history
+	// again is how often the server may still execute the call after, or
+	// instead of, the execution that the answer is about.
+	again int
+	slot  int // where state.used counts that, -1 if it is not counted
+}
+
+// state is what is known after some steps. It is never modified.
+type state struct {
+	now     time.Duration // all steps so far began before that
+	token   int64         // the largest so far
+	pending []*step       // calls that the server may still execute
+	may     []possibility // sorted; at least one
+}
+
+// possibility is one thing that may be the case.
+type possibility struct {
+	// owner of the lease; free if there is none. With relaxation expiredRenews
+	// a negative number is the owner of an expired lease that nobody took.
+	owner int
+	// The lease ends at an unknown time between earliest and latest.
+	earliest, latest time.Duration
+	// used counts how often pending steps have been executed: 4 bits for each
+	// slot.
+	used uint64
+}
+
+const (
+	free     = 0
+	slots    = 16
+	maxAgain = 15
+)
+
+// drift is what clocks may disagree about a duration: the allowance that
+// core.Strategy makes too.
+func drift(ttl time.Duration) time.Duration { return ttl / 100 }
+
+// lease is a lease of owner that began between from and to.
+func (m *model) lease(owner int, ttl, from, to time.Duration, used uint64) possibility {
+	return possibility{
+		owner:    owner,
+		earliest: from + ttl - drift(ttl),
+		latest:   to + ttl + drift(ttl) + m.slack,
+		used:     used,
+	}
+}
+
+func (p possibility) isFree() bool { return p.owner <= free }
+
+// mayLive reports whether a lease can be alive at t or later.
+func (m *model) mayLive(p possibility, t time.Duration) bool {
+	return !p.isFree() && (t <= p.latest || m.relax == lateExpiry)
+}
+
+// apply is the step function of the model: the state after s and then st, and
+// whether the answer of st is possible at all.
+func (m *model) apply(s *state, st *step) (*state, bool) {
+	now := max(s.now, st.Call)
+	next := &state{now: now, token: s.token, pending: s.pending}
+	var may possibilities
+	for _, p := range s.may {
+		for _, q := range m.meanwhile(s, p, st.Return) {
+			// A lease that is over by now has ended, which is another
+			// possibility.
+			if q.isFree() || m.mayLive(q, now) {
+				m.answer(&may, s, q, st)
+			}
+		}
+	}
+	if len(may) == 0 {
+		return nil, false
+	}
+	next.may = may.normal()
+	if st.Kind == Acquire && st.Yes && !st.Unknown() {
+		next.token = max(next.token, st.Token)
+	}
+	if st.again > 0 {
+		next.pending = append(slices.Clone(s.pending), st)
+	}
+	return next, true
+}
+
+// meanwhile returns what may have become of p between the last step and the
+// next, which has its instant before until: leases end, and calls whose outcome
+// is unknown are executed.
+func (m *model) meanwhile(s *state, p possibility, until time.Duration) []possibility {
+	all := []possibility{p}
+	vacant := p
+	since := s.now // when the key can have become free, at the earliest
+	switch {
+	case p.isFree():
+	case m.released(s, p.owner):
+		vacant = possibility{owner: free, used: p.used}
+		all = append(all, vacant)
+	case until >= p.earliest || m.relax == earlyExpiry:
+		vacant = possibility{owner: free, used: p.used}
+		if m.relax == expiredRenews {
+			vacant.owner = -p.owner
+		}
+		if m.relax != earlyExpiry {
+			since = max(since, p.earliest)
+		}
+		all = append(all, vacant)
+	}
+	if vacant.isFree() {
+		for _, st := range s.pending {
+			if used, ok := st.use(vacant.used); ok && st.Kind == Acquire {
+				all = append(all, m.lease(st.Owner, st.TTL, since, until, used))
+			}
+		}
+	}
+	for _, q := range all {
+		if !m.mayLive(q, s.now) {
+			continue
+		}
+		for _, st := range s.pending {
+			if st.Kind != Renew || st.Owner != q.owner {
+				continue
+			}
+			if used, ok := st.use(q.used); ok {
+				all = append(all, m.lease(q.owner, st.TTL, s.now, until, used))
+			}
+		}
+	}
+	return all
+}
+
+// released reports whether a release of owner may be executed at any time.
+func (m *model) released(s *state, owner int) bool {
+	return slices.ContainsFunc(s.pending, func(st *step) bool { return st.Kind == Release && st.Owner == owner })
+}
+
+// use counts one more execution of a pending step, if there is one left.
+func (st *step) use(used uint64) (uint64, bool) {
+	if st.slot < 0 || st.Kind == Release {
+		return used, true
+	}
+	shift := 4 * st.slot
+	if int(used>>shift&maxAgain) >= st.again {
+		return used, false
+	}
+	return used + 1<<shift, true
+}
+
+// answer adds to may what is the case after st was executed and answered in p.
+func (m *model) answer(may *possibilities, s *state, p possibility, st *step) {
+	lease := func() possibility { return m.lease(st.Owner, st.TTL, st.Call, st.Return, p.used) }
+	switch {
+	case st.Unknown():
+		may.add(p)
+
+	case st.Kind == Acquire && st.Yes:
+		switch {
+		case st.Token <= s.token && m.relax != anyToken && m.relax != tokenOutOfRange:
+		case (st.Token <= 0 || st.Token > maxToken) && m.relax != tokenOutOfRange:
+		case p.isFree(), m.relax == doubleGrant, m.relax == reentry && p.owner == st.Owner:
+			may.add(lease())
+		}
+
+	case st.Kind == Acquire:
+		if !p.isFree() || m.relax == needlessRefusal {
+			may.add(p)
+		}
+
+	case st.Kind == Renew && st.Yes:
+		switch {
+		case p.owner == st.Owner, m.relax == expiredRenews && p.owner == -st.Owner:
+			may.add(lease())
+			if m.relax == renewalOtherwise {
+				may.add(p)
+				may.add(possibility{p.owner, p.earliest, p.latest + st.TTL, p.used})
+			}
+		case !p.isFree() && m.relax == strangerRenews:
+			may.add(p)
+			may.add(lease())
+			may.add(m.lease(p.owner, st.TTL, st.Call, st.Return, p.used))
+		}
+
+	case st.Kind == Renew:
+		if p.owner != st.Owner {
+			may.add(p)
+			if !p.isFree() && m.relax == strangerRenews {
+				may.add(m.lease(p.owner, st.TTL, st.Call, st.Return, p.used))
+			}
+		}
+
+	default: // Release: whoever has no lease changes nothing
+		if p.owner != st.Owner || m.relax == releaseKeepsLease {
+			may.add(p)
+		}
+		if p.owner == st.Owner || m.relax == strangerReleases {
+			may.add(possibility{owner: free, used: p.used})
+		}
+	}
+}
+
+// possibilities is a set.
+type possibilities []possibility
+
+// add adds p, unless the set has a possibility that allows all that p does. Two
+// leases that differ only in their end, and overlap, are one.
+func (s *possibilities) add(p possibility) {
+	for i := 0; i < len(*s); i++ {
+		q := (*s)[i]
+		if q.covers(p) {
+			return
+		}
+		if !p.isFree() && p.owner == q.owner && p.used == q.used && p.earliest <= q.latest && q.earliest <= p.latest {
+			p.earliest, p.latest = min(p.earliest, q.earliest), max(p.latest, q.latest)
+			*s = slices.Delete(*s, i, i+1)
+			i = -1 // it may cover or touch others now
+		}
+	}
+	*s = append(slices.DeleteFunc(*s, p.covers), p)
+}
+
+// covers reports whether whatever can follow q can follow p.
+func (p possibility) covers(q possibility) bool {
+	if p.owner != q.owner || !p.isFree() && (p.earliest > q.earliest || p.latest < q.latest) {
+		return false
+	}
+	for shift := 0; shift < 4*slots; shift += 4 {
+		if p.used>>shift&maxAgain > q.used>>shift&maxAgain {
+			return false
+		}
+	}
+	return true
+}
+
+// normal returns the set in its one normal form.
+func (s possibilities) normal() []possibility {
+	slices.SortFunc(s, func(a, b possibility) int {
+		return cmp.Or(cmp.Compare(a.owner, b.owner), cmp.Compare(a.used, b.used), cmp.Compare(a.earliest, b.earliest), cmp.Compare(a.latest, b.latest))
+	})
+	return s
+}
+
+var seed = maphash.MakeSeed()
+
+// porcupine returns m as package porcupine wants it. Steps are the input of an
+// operation; the output is in them.
+func (m *model) porcupine() porcupine.Model {
+	return porcupine.Model{
+		Init: func() any { return &state{may: []possibility{{}}} },
+		Step: func(s, in, _ any) (bool, any) {
+			next, ok := m.apply(s.(*state), in.(*step))
+			if !ok {
+				return false, s
+			}
+			return true, next
+		},
+		// Only states after the same steps are compared: all but the
+		// possibilities is the same then.
+		Equal: func(a, b any) bool { return slices.Equal(a.(*state).may, b.(*state).may) },
+		Hash: func(s any) uint64 {
+			var h uint64
+			for _, p := range s.(*state).may {
+				h = h*31 + maphash.Comparable(seed, p)
+			}
+			return h
+		},
+		DescribeOperation: func(in, _ any) string {
+			st := in.(*step)
+			return fmt.Sprintf("#%d %s", st.number, st)
+		},
+		DescribeState: func(s any) string { return s.(*state).String() },
+	}
+}
+
+// String says what may be the case.
+func (s *state) String() string {
+	var parts []string
+	for _, p := range s.may {
+		parts = append(parts, p.String())
+	}
+	text := strings.Join(parts, ", or ")
+	if s.token > 0 {
+		text += fmt.Sprintf("; last token %d", s.token)
+	}
+	return text
+}
+
+func (p possibility) String() string {
+	if p.isFree() {
+		return "free"
+	}
+	return fmt.Sprintf("held by owner %d until %s at least, %s at most", p.owner, seconds(p.earliest), seconds(p.latest))
+}
+
+// steps converts the history of one key as it was at the time until: what had
+// not been answered by then was of unknown outcome.
+func steps(h History, o Options, until time.Duration) []*step {
+	var all []*step
+	used := 0
+	for n, op := range h.Ops {
+		if op.Call > until {
+			break
+		}
+		if op.Return > until || op.Return == 0 {
+			op.Return, op.Err = until, "no answer yet"
+		}
+		st := &step{Op: op, number: n + 1, slot: -1}
+		switch {
+		case st.Unknown():
+			st.again = o.Deliveries
+		case disturbed(op, h.Faults):
+			st.again = o.Deliveries - 1
+		}
+		st.again = min(st.again, maxAgain)
+		if st.again > 0 && st.Kind != Release && used < slots {
+			st.slot = used
+			used++
+		}
+		all = append(all, st)
+	}
+	return all
+}
+
+// disturbed reports whether connections broke while op ran.
+func disturbed(op Op, faults []FaultSpan) bool {
+	return slices.ContainsFunc(faults, func(f FaultSpan) bool {
+		return f.Breaks && f.Begin < op.Return && (f.End == 0 || op.Call < f.End)
+	})
+}
+
+// operations are steps as porcupine wants them.
+func operations(steps []*step) []porcupine.Operation {
+	ops := make([]porcupine.Operation, len(steps))
+	for i, st := range steps {
+		ops[i] = porcupine.Operation{ClientId: st.Client, Input: st, Call: int64(st.Call), Return: int64(st.Return)}
+	}
+	return ops
+}
+
+// forever is later than any time of a history.
+const forever = time.Duration(math.MaxInt64)

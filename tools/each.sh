@@ -7,7 +7,14 @@
 #   each.sh tidy-check   fails if a go.mod or go.sum is not tidy
 set -eu
 cd "$(dirname "$0")/.."
-job=$1
+job=${1-}
+case $job in
+vet | tidy | tidy-check) ;;
+*)
+	echo "usage: each.sh vet|tidy|tidy-check" >&2
+	exit 2
+	;;
+esac
 modules=$(go list -m -f '{{.Dir}}')
 siblings=$(go list -m -f '-replace={{.Path}}={{.Dir}}')
 export GOWORK=off
@@ -30,20 +37,16 @@ in_module() {
 		go mod edit $siblings "$modfile"
 		;;
 	esac
+	# Callers look at the result, which turns off "set -e" in here.
 	case $job in
-	vet) go -C "$1" vet ${modfile:+-modfile="$modfile"} ./... ;;
-	tidy) go -C "$1" mod tidy ${modfile:+-modfile="$modfile"} ;;
-	tidy-check) go -C "$1" mod tidy -diff ${modfile:+-modfile="$modfile"} ;;
-	*)
-		echo "usage: each.sh vet|tidy|tidy-check" >&2
-		exit 2
-		;;
+	vet) go -C "$1" vet ${modfile:+-modfile="$modfile"} ./... || return ;;
+	tidy) go -C "$1" mod tidy ${modfile:+-modfile="$modfile"} || return ;;
+	tidy-check) go -C "$1" mod tidy -diff ${modfile:+-modfile="$modfile"} || return ;;
 	esac
 	if [ "$job" = tidy ] && [ -n "$modfile" ]; then
 		# shellcheck disable=SC2046,SC2086 # lists of words
-		go mod edit $(echo "$siblings" | sed 's/^-replace=\([^=]*\)=.*/-dropreplace=\1/') "$modfile"
-		cp "$modfile" "$1/go.mod"
-		cp "$tmp/go.sum" "$1/go.sum"
+		go mod edit $(echo "$siblings" | sed 's/^-replace=\([^=]*\)=.*/-dropreplace=\1/') "$modfile" &&
+			cp "$modfile" "$1/go.mod" && cp "$tmp/go.sum" "$1/go.sum"
 	fi
 }
 

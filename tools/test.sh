@@ -2,7 +2,7 @@
 # Runs "go test" with the given arguments, then prints what the tests had for
 # servers. Its exit code is that of go test.
 set -u
-cd "$(dirname "$0")/.."
+cd "$(dirname "$0")/.." || exit
 LEASEKIT_TEST_SUMMARY=$(mktemp) || exit 1
 export LEASEKIT_TEST_SUMMARY
 trap 'rm -f "$LEASEKIT_TEST_SUMMARY"' EXIT

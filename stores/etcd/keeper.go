@@ -16,7 +16,10 @@ import (
 // lease in front.
 const stalled = 600 * time.Millisecond
 
-var errSequence = errors.New("answer for another lease than the one asked for")
+var (
+	errSequence  = errors.New("answer for another lease than the one asked for")
+	errNeighbour = errors.New("ended by another lease's error")
+)
 
 // keeper sends the keep-alives of a store on one stream. The server answers them
 // in order, so that thousands can be on their way at once.
@@ -106,7 +109,7 @@ func (k *keeper) wait(ctx context.Context, b *beat) (bool, error) {
 // worthAnotherStream reports whether another stream may do better than the one
 // that ended with err.
 func worthAnotherStream(err error) bool {
-	if errors.Is(err, errSequence) {
+	if errors.Is(err, errSequence) || errors.Is(err, errNeighbour) {
 		return true
 	}
 	switch code, etcd := codeOf(err); code {
@@ -227,7 +230,12 @@ func (k *keeper) receive(st *stream, wire pb.Lease_LeaseKeepAliveClient) {
 		if err != nil {
 			k.stream = nil
 			k.mu.Unlock()
-			for _, b := range st.flight {
+			for i, b := range st.flight {
+				if i > 0 && !worthAnotherStream(err) {
+					// It was about the first one alone: a lease whose key
+					// may not be written any more, say.
+					err = errNeighbour
+				}
 				b.end(false, k.reason(err))
 			}
 			return

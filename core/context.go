@@ -63,11 +63,11 @@ type boundedCtx struct {
 	parent   context.Context
 	deadline time.Time
 
-	mu     sync.Mutex
-	looked bool            // Err was called before
-	armed  context.Context // the standard library's, made by the first Done
-	cancel context.CancelFunc
-	err    error // latched before armed is set
+	mu      sync.Mutex
+	looked  bool            // Err was called before
+	stopped bool            // while it was not armed
+	armed   context.Context // the standard library's, which speaks for b once it is there
+	cancel  context.CancelFunc
 }
 
 // Deadline implements [context.Context].
@@ -82,13 +82,7 @@ func (b *boundedCtx) Deadline() (time.Time, bool) {
 func (b *boundedCtx) Done() <-chan struct{} {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if b.armed == nil {
-		b.armed, b.cancel = context.WithDeadline(b.parent, b.deadline)
-		if b.err != nil {
-			b.cancel() // stopped before
-		}
-	}
-	return b.armed.Done()
+	return b.armLocked().Done()
 }
 
 // Err implements [context.Context]. Its first call, by which stores refuse a
@@ -98,39 +92,51 @@ func (b *boundedCtx) Err() error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	switch {
-	case b.err != nil:
 	case b.armed != nil:
-		return b.armed.Err()
-	case b.parent.Err() != nil:
-		b.err = b.parent.Err()
+	case b.stopped:
+		return context.Canceled
+	case b.parent.Err() != nil: // armed, it keeps error and cause
 	case !b.looked:
 		b.looked = true
-	case !time.Now().Before(b.deadline):
-		b.err = context.DeadlineExceeded
+		return nil
+	case time.Now().Before(b.deadline):
+		return nil
 	}
-	return b.err
+	return b.armLocked().Err()
 }
 
 // Value implements [context.Context]. Once armed it answers for the standard
-// library's context, so that children are linked to that one directly.
+// library's context, so that children are linked to that one directly, and
+// [context.Cause] finds its cause.
 func (b *boundedCtx) Value(key any) any {
 	b.mu.Lock()
 	inner := b.parent
-	if b.armed != nil {
-		inner = b.armed
+	if b.armed != nil || b.stopped {
+		inner = b.armLocked()
 	}
 	b.mu.Unlock()
 	return inner.Value(key)
+}
+
+func (b *boundedCtx) armLocked() context.Context {
+	switch {
+	case b.armed != nil:
+	case b.stopped: // what its parent does is of no concern any more
+		b.armed, b.cancel = context.WithCancel(context.WithoutCancel(b.parent))
+		b.cancel()
+	default:
+		b.armed, b.cancel = context.WithDeadline(b.parent, b.deadline)
+	}
+	return b.armed
 }
 
 // stop ends the context and frees its timer.
 func (b *boundedCtx) stop() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	switch {
-	case b.armed != nil:
+	if b.armed != nil {
 		b.cancel()
-	case b.err == nil:
-		b.err = context.Canceled
+	} else {
+		b.stopped = true
 	}
 }

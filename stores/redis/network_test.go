@@ -21,7 +21,7 @@ import (
 // quiet is a logger for strategies whose troubles a test makes itself.
 var quiet = slog.New(slog.NewTextHandler(io.Discard, nil))
 
-// calls are the three methods, on a key that is free but for Renew.
+// calls are the methods that talk to the server.
 var calls = []struct {
 	name string
 	call func(ctx context.Context, store *redisstore.Store, key string) error
@@ -36,6 +36,18 @@ var calls = []struct {
 	}},
 	{"Release", func(ctx context.Context, store *redisstore.Store, key string) error {
 		return store.Release(ctx, key, "me")
+	}},
+	{"Leases", func(ctx context.Context, store *redisstore.Store, _ string) error {
+		for _, err := range store.Leases(ctx, core.LeaseQuery{}) {
+			if err != nil {
+				return err
+			}
+		}
+		return nil
+	}},
+	{"Break", func(ctx context.Context, store *redisstore.Store, key string) error {
+		_, _, err := store.Break(ctx, key)
+		return err
 	}},
 	{"Subscribe", func(ctx context.Context, store *redisstore.Store, key string) error {
 		_, stop, err := store.Subscribe(ctx, key)

@@ -21,6 +21,10 @@ var (
 	renewSource string
 	//go:embed release.lua
 	releaseSource string
+	//go:embed inspect.lua
+	inspectSource string
+	//go:embed break.lua
+	breakSource string
 )
 
 // script is a Lua script and the digest by which a server that has run it once
@@ -38,66 +42,56 @@ func newScript(source string) script {
 	return script{source: source, digest: digest}
 }
 
-// call is one run of a script. It has a goroutine of its own and outlives the
-// caller when ctx ends first: go-redis looks at a context between its tries
-// only, so that a call whose context was cancelled while the server is silent
-// comes back after its read timeout, 5 s with the default options.
+// call is one run of a script.
 type call struct {
 	ctx    context.Context
 	client redis.UniversalClient
 	script script
 	words  [8]any // the command; the first two depend on the try
 	length int
+	lists  bool // the script returns a list, not an integer
 
 	n    int64
+	list []any
 	err  error
-	done chan struct{} // closed when n and err are there
 }
 
 // run runs sc on the record of key and returns its integer. It returns as soon
 // as ctx ends, with an error that matches ctx.Err(), and leaves the driver's
 // call behind: that one ends by the client's own timeouts.
 func (s *Store) run(ctx context.Context, sc script, key string, args ...any) (int64, error) {
-	if err := ctx.Err(); err != nil {
-		return 0, fmt.Errorf("redis: %w", err)
-	}
-	record := s.prefix + key
-	c := &call{ctx: ctx, client: s.client, script: sc, err: errNoResult}
-	c.words[2], c.words[3] = "1", record
-	c.length = 4 + copy(c.words[4:], args)
-	if ctx.Done() == nil {
-		c.try()
-	} else if !c.start() {
-		return 0, fmt.Errorf("redis: %w", ctx.Err())
-	}
-	if c.err != nil {
-		return 0, explain(ctx, record, c.err)
+	c := &call{ctx: ctx, client: s.client, script: sc}
+	if err := c.run(s.prefix+key, args); err != nil {
+		return 0, err
 	}
 	return c.n, nil
 }
 
-// start runs c and waits for its end or that of the context. It returns whether
-// there is a result.
-func (c *call) start() bool {
-	c.done = make(chan struct{})
-	go func() {
-		// Deferred: a hook of the client that ends its goroutine must not leave
-		// the caller waiting.
-		defer close(c.done)
-		c.try()
-	}()
-	select {
-	case <-c.done:
-		return true
-	case <-c.ctx.Done():
+// runList is run for a script that returns a list.
+func (s *Store) runList(ctx context.Context, sc script, key string, args ...any) ([]any, error) {
+	c := &call{ctx: ctx, client: s.client, script: sc, lists: true}
+	if err := c.run(s.prefix+key, args); err != nil {
+		return nil, err
 	}
-	// An answer that is there already is better than an unknown outcome.
-	select {
-	case <-c.done:
-		return true
-	default:
-		return false
+	return c.list, nil
+}
+
+// run returns the error of c. Its results may be read after a nil error only,
+// because after another they may still be written.
+func (c *call) run(record string, args []any) error {
+	if err := c.ctx.Err(); err != nil {
+		return fmt.Errorf("redis: %w", err)
 	}
+	c.words[2], c.words[3] = "1", record
+	c.length = 4 + copy(c.words[4:], args)
+	c.err = errNoResult
+	if !await(c.ctx, c.try) {
+		return fmt.Errorf("redis: %w", c.ctx.Err())
+	}
+	if c.err != nil {
+		return explain(c.ctx, record, c.err)
+	}
+	return nil
 }
 
 func (c *call) try() {
@@ -109,16 +103,55 @@ func (c *call) try() {
 	}
 }
 
+// send reads the result from the command, not the error from Process: a client
+// that batches commands may return from Process before the reply is there.
 func (c *call) send(command, script any) {
 	c.words[0], c.words[1] = command, script
-	cmd := redis.NewIntCmd(c.ctx, c.words[:c.length]...)
-	// The result, not the error of Process: a client that batches commands may
-	// return from Process before the reply is there.
+	words := c.words[:c.length]
+	if c.lists {
+		cmd := redis.NewSliceCmd(c.ctx, words...)
+		_ = c.client.Process(c.ctx, cmd)
+		c.list, c.err = cmd.Result()
+		return
+	}
+	cmd := redis.NewIntCmd(c.ctx, words...)
 	_ = c.client.Process(c.ctx, cmd)
 	c.n, c.err = cmd.Result()
 }
 
 var errNoResult = errors.New("the client's call ended without a result")
+
+// await calls fn and returns true when it is done, or false as soon as ctx ends:
+// fn goes on then, on a goroutine of its own.
+//
+// go-redis needs this: it looks at a context between its tries only, so that a
+// call whose context was cancelled while the server is silent comes back after
+// its read timeout, 5 s later with the default options.
+func await(ctx context.Context, fn func()) bool {
+	if ctx.Done() == nil {
+		fn()
+		return true
+	}
+	done := make(chan struct{})
+	go func() {
+		// Deferred: a hook of the client that ends its goroutine must not leave
+		// the caller waiting.
+		defer close(done)
+		fn()
+	}()
+	select {
+	case <-done:
+		return true
+	case <-ctx.Done():
+	}
+	// An answer that is there already is better than an unknown outcome.
+	select {
+	case <-done:
+		return true
+	default:
+		return false
+	}
+}
 
 // explain returns err, wrapped, as the error of a call for record.
 func explain(ctx context.Context, record string, err error) error {

@@ -47,12 +47,14 @@ type Store struct {
 	retention any // milliseconds, an int64
 	wakeups   *hub
 
-	acquire, renew, release script
+	acquire, renew, release, inspect, breaking script
 }
 
 var (
 	_ core.LockStore = (*Store)(nil)
 	_ core.Notifier  = (*Store)(nil)
+	_ core.Inspector = (*Store)(nil)
+	_ core.Breaker   = (*Store)(nil)
 )
 
 // New returns a store on client, which stays the caller's: the store never
@@ -92,6 +94,8 @@ func New(client redis.UniversalClient, o Options) (*Store, error) {
 		acquire:   newScript(acquireSource),
 		renew:     newScript(renewSource),
 		release:   newScript(releaseSource),
+		inspect:   newScript(inspectSource),
+		breaking:  newScript(breakSource),
 	}, nil
 }
 

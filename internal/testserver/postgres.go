@@ -30,6 +30,9 @@ var postgresKind = &kind{
 			"-D", filepath.Join(s.Dir, "data"), "-h", "127.0.0.1", "-p", strconv.Itoa(s.ports[0]),
 			// No Unix socket: its path may be too long for the system.
 			"-c", "unix_socket_directories=",
+			// A killed server leaves its shared memory behind. In its folder
+			// that is deleted with it; see also removeDir.
+			"-c", "dynamic_shared_memory_type=mmap",
 			"-c", "max_connections=400",
 			"-c", "log_timezone=UTC", "-c", "timezone=UTC",
 		}

@@ -99,9 +99,7 @@ func (h *hold) start(a *attempt, outer *lockCtx, outlives bool) {
 	due := sent.Add(renewDelay(h.s.o.TTL))
 	h.mu.Lock() // the timer may fire before it is assigned
 	h.timer = time.AfterFunc(h.untilLocked(due, h.granted), h.tick)
-	if h.s.o.Hooks.Acquired != nil {
-		h.emitLocked(h.s.o.Hooks.Acquired, "", nil)
-	}
+	h.emitLocked(h.s.o.Hooks.Acquired, "", nil)
 	h.mu.Unlock()
 }
 
@@ -209,9 +207,7 @@ func (h *hold) renewLocked(now time.Time) {
 			}
 			h.timer.Reset(h.untilLocked(due, answered))
 		}
-		if h.s.o.Hooks.Renewed != nil {
-			h.emitLocked(h.s.o.Hooks.Renewed, "", nil)
-		}
+		h.emitLocked(h.s.o.Hooks.Renewed, "", nil)
 	}
 }
 
@@ -289,7 +285,7 @@ func (h *hold) end() (*LostError, error) {
 	h.mu.Lock()
 	if err != nil {
 		h.emitLocked(h.s.o.Hooks.ReleaseFailed, "leasekit: release failed, the key stays locked until its ttl is over", err)
-	} else if h.s.o.Hooks.Released != nil {
+	} else {
 		h.emitLocked(h.s.o.Hooks.Released, "", nil)
 	}
 	h.mu.Unlock()
@@ -326,7 +322,7 @@ func (h *hold) errLocked() error {
 	}
 }
 
-// emitLocked queues a hook and, unless msg is empty, a warning.
+// emitLocked queues a hook, unless it is nil, and a warning, unless msg is empty.
 func (h *hold) emitLocked(hook hookFunc, msg string, err error) {
 	if hook == nil && msg == "" {
 		return

@@ -218,43 +218,42 @@ func TestNilStoreIsLoggedOnce(t *testing.T) {
 }
 
 func TestNilStoresShareOneStore(t *testing.T) {
-	one, two := newStrategy(t, nil, core.Options{}), newStrategy(t, nil, core.Options{Wait: core.WaitForever})
-	var last int64
-	err := one.Do(t.Context(), "shared", func(ctx context.Context) error {
-		last, _ = core.TokenFor(ctx, "shared")
-		if ran, err := newStrategy(t, nil, core.Options{}).TryDo(context.Background(), "shared", nothing); ran || err != nil {
-			t.Errorf("TryDo of a second strategy: %v, %v, want the key held", ran, err)
-		}
-		if err := two.Do(ctx, "shared", nothing); !errors.Is(err, core.ErrNotAcquired) {
-			t.Errorf("got %v, want a refusal: the same store, the same key", err)
-		}
-		return nil
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	// The process-wide store signals: a waiter does not wait for its poll.
-	lease, err := one.Acquire(t.Context(), "shared")
-	if err != nil {
-		t.Fatal(err)
-	}
-	got := make(chan int64)
-	go func() {
-		token, err := core.Do(context.Background(), two, "shared", func(ctx context.Context) (int64, error) {
-			token, _ := core.Token(ctx)
-			return token, nil
+	bubble(t, func(t *testing.T) {
+		one, two := newStrategy(t, nil, core.Options{}), newStrategy(t, nil, core.Options{Wait: core.WaitForever})
+		var token int64
+		err := one.Do(t.Context(), "shared", func(ctx context.Context) error {
+			token, _ = core.TokenFor(ctx, "shared")
+			time.Sleep(10 * ttl)
+			if ran, err := newStrategy(t, nil, core.Options{}).TryDo(context.Background(), "shared", nothing); ran || err != nil {
+				t.Errorf("TryDo of another strategy: %v, %v, want the key held", ran, err)
+			}
+			if err := two.Do(ctx, "shared", nothing); !core.IsRejection(err) {
+				t.Errorf("got %v, want a refusal: the same store, the same key", err)
+			}
+			return ctx.Err()
 		})
 		if err != nil {
 			t.Error(err)
 		}
-		got <- token
-	}()
-	if err := lease.Release(); err != nil {
-		t.Error(err)
-	}
-	if token := <-got; token <= lease.Token() || lease.Token() <= last {
-		t.Errorf("tokens %d, %d, %d do not grow", last, lease.Token(), token)
-	}
+		// The process-wide store signals: nobody waits for a poll.
+		lease, err := one.Acquire(t.Context(), "shared")
+		if err != nil {
+			t.Fatal(err)
+		}
+		const work = 12345 * ms
+		time.AfterFunc(work, func() { _ = lease.Release() })
+		start := time.Now()
+		next, err := core.Do(t.Context(), two, "shared", func(ctx context.Context) (int64, error) {
+			next, _ := core.Token(ctx)
+			return next, nil
+		})
+		if waited := time.Since(start); err != nil || waited != work {
+			t.Errorf("got %v after %v, want the key after %v", err, waited, work)
+		}
+		if token == 0 || lease.Token() <= token || next <= lease.Token() {
+			t.Errorf("tokens %d, %d, %d do not grow", token, lease.Token(), next)
+		}
+	})
 }
 
 // A default logger that is set after the strategy was made is used.

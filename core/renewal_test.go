@@ -728,24 +728,27 @@ func TestMaxHoldEndsTheHold(t *testing.T) {
 	}
 }
 
-// A slow renewal that is answered after MaxHold does not prolong it.
+// A slow renewal that is answered after MaxHold, or at that very moment, does not
+// prolong it.
 func TestMaxHoldWithARenewalInFlight(t *testing.T) {
 	bubble(t, func(t *testing.T) {
-		store := newScriptedStore(t)
-		store.renew = func(_ context.Context, r request) (bool, error) {
-			deaf(20*time.Second - r.at)
-			return store.confirm(r)
-		}
-		s := newStrategy(t, store, core.Options{MaxHold: 15 * time.Second})
-		err := s.Do(t.Context(), "key", func(ctx context.Context) error {
-			<-ctx.Done()
-			if at := time.Since(store.start); at != 15*time.Second {
-				t.Errorf("cancelled at %v, want 15s", at)
+		for i := range 40 {
+			store := newScriptedStore(t)
+			store.renew = func(_ context.Context, r request) (bool, error) {
+				deaf([]time.Duration{15 * time.Second, 20 * time.Second}[i%2] - r.at)
+				return store.confirm(r)
 			}
-			return ctx.Err()
-		})
-		if !errors.Is(err, core.ErrLost) {
-			t.Errorf("got %v, want ErrLost", err)
+			s := newStrategy(t, store, core.Options{MaxHold: 15 * time.Second})
+			err := s.Do(t.Context(), "key", func(ctx context.Context) error {
+				<-ctx.Done()
+				if at := time.Since(store.start); at != 15*time.Second {
+					t.Errorf("cancelled at %v, want 15s", at)
+				}
+				return ctx.Err()
+			})
+			if !errors.Is(err, core.ErrLost) || !strings.Contains(err.Error(), "MaxHold") {
+				t.Errorf("got %v, want ErrLost because of MaxHold", err)
+			}
 		}
 	})
 }

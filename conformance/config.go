@@ -117,6 +117,9 @@ type Config struct {
 	// replica, a full disk, no rights. The store must report each.
 	Refusals []Refusal
 
+	// Faults lets the suite break the network between a client and the server.
+	Faults Faults
+
 	// NotSupported names rules, or whole groups, that the store does not claim
 	// to keep, with the reason. They are not run, and the summary lists them.
 	NotSupported map[string]string
@@ -131,6 +134,20 @@ type Config struct {
 	Rules []Rule
 
 	probed probed
+}
+
+// Faults says how to reach the server through a proxy:
+//
+//	Faults: conformance.Faults{Addr: "127.0.0.1:6379", Open: openAt}
+//
+// The connection must not be encrypted or compressed: the proxy recognizes
+// requests by the key in them. A client that learns of other addresses from the
+// server, and connects to those, gets around the proxy: turn that off.
+type Faults struct {
+	// Addr of the server that Config.Open talks to, "host:port".
+	Addr string
+	// Open is Config.Open for a client that connects to addr instead.
+	Open func(t testing.TB, addr string) core.LockStore
 }
 
 // Refusal is one way in which a server refuses to write.

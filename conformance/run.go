@@ -55,8 +55,13 @@ func run(t *testing.T, c Config) {
 		t.Helper()
 		c.probe(t)
 	})
-	outcomes := runRules(t, &c, rules)
-	t.Log(summary(outcomes))
+	text := summary(runRules(t, &c, rules))
+	t.Log(text)
+	if !testing.Verbose() {
+		// Log is silent when all is well, and what was not checked is the part
+		// that one has to see then.
+		fmt.Printf("%s: %s\n", t.Name(), text)
+	}
 }
 
 // prepare checks c, fills in its defaults, and returns the rules to run.
@@ -252,12 +257,14 @@ func runRule(t *testing.T, c *Config, rule Rule) outcome {
 // summary says in words what was checked and what was not.
 func summary(outcomes []*outcome) string {
 	by := make(map[status][]string)
-	reasons := make(map[string][]string) // of what is not supported: rules
+	reasons := make(map[string][]Rule) // of what is not supported
+	sizes := make(map[string]int)      // of the groups
 	for _, o := range outcomes {
+		sizes[o.rule.Group]++
 		name := o.rule.Group + "/" + o.rule.Name
 		switch o.status {
 		case notSupported:
-			reasons[o.text] = append(reasons[o.text], name)
+			reasons[o.text] = append(reasons[o.text], o.rule)
 		case knownFailing:
 			name += ": " + o.text
 		}
@@ -282,11 +289,28 @@ func summary(outcomes []*outcome) string {
 	if n := len(by[notSupported]); n > 0 {
 		fmt.Fprintf(&b, "\n  %d not supported:", n)
 		for _, reason := range slices.Sorted(maps.Keys(reasons)) {
-			fmt.Fprintf(&b, "\n    %s: %s", reason, strings.Join(reasons[reason], ", "))
+			fmt.Fprintf(&b, "\n    %s: %s", reason, strings.Join(names(reasons[reason], sizes), ", "))
 		}
 	}
 	if n := len(by[filtered]); n > 0 {
 		fmt.Fprintf(&b, "\n  %d not selected by -run or -skip", n)
 	}
 	return b.String()
+}
+
+// names lists rules, and a group that is complete by its own name.
+func names(rules []Rule, sizes map[string]int) (names []string) {
+	groups := make(map[string]int)
+	for _, r := range rules {
+		groups[r.Group]++
+	}
+	for _, r := range rules {
+		switch n := groups[r.Group]; {
+		case n < sizes[r.Group] || n == 1:
+			names = append(names, r.Group+"/"+r.Name)
+		case !slices.Contains(names, fmt.Sprintf("%s (all %d)", r.Group, n)):
+			names = append(names, fmt.Sprintf("%s (all %d)", r.Group, n))
+		}
+	}
+	return names
 }

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"fmt"
 	"hash/maphash"
-	"math"
 	"slices"
 	"strings"
 	"time"
@@ -61,7 +60,6 @@ type step struct {
 
 // state is what is known after some steps. It is never modified.
 type state struct {
-	now     time.Duration // all steps so far began before that
 	token   int64         // the largest so far
 	pending []*step       // calls that the server may still execute
 	may     []possibility // sorted; at least one
@@ -72,8 +70,14 @@ type possibility struct {
 	// owner of the lease; free if there is none. With relaxation expiredRenews
 	// a negative number is the owner of an expired lease that nobody took.
 	owner int
+	// at is the earliest time at which this can be the case: the steps so far
+	// had begun by then, and the leases that have ended had lived their time.
+	at time.Duration
 	// The lease ends at an unknown time between earliest and latest.
 	earliest, latest time.Duration
+	// after is set if nobody was told when the lease began: it ends at most
+	// that long after the next step.
+	after time.Duration
 	// used counts how often pending steps have been executed: 4 bits for each
 	// slot.
 	used uint64
@@ -89,34 +93,46 @@ const (
 // core.Strategy makes too.
 func drift(ttl time.Duration) time.Duration { return ttl / 100 }
 
-// lease is a lease of owner that began between from and to.
-func (m *model) lease(owner int, ttl, from, to time.Duration, used uint64) possibility {
-	return possibility{
-		owner:    owner,
-		earliest: from + ttl - drift(ttl),
-		latest:   to + ttl + drift(ttl) + m.slack,
-		used:     used,
-	}
+// told returns p with the lease that the answer of st is about.
+func (m *model) told(p possibility, owner int, st *step) possibility {
+	p.owner, p.after = owner, 0
+	p.earliest = st.Call + st.TTL - drift(st.TTL)
+	p.latest = st.Return + st.TTL + drift(st.TTL) + m.slack
+	return p
+}
+
+// untold returns p with the lease that the server gives to the owner of st some
+// time between p and until.
+func (m *model) untold(p possibility, st *step, until time.Duration) possibility {
+	p.owner, p.after = st.Owner, st.TTL+drift(st.TTL)+m.slack
+	p.earliest = p.at + st.TTL - drift(st.TTL)
+	p.latest = until + p.after
+	return p
+}
+
+// vacated returns p without its lease.
+func (p possibility) vacated(at time.Duration) possibility {
+	return possibility{owner: free, at: at, used: p.used}
 }
 
 func (p possibility) isFree() bool { return p.owner <= free }
 
-// mayLive reports whether a lease can be alive at t or later.
-func (m *model) mayLive(p possibility, t time.Duration) bool {
-	return !p.isFree() && (t <= p.latest || m.relax == lateExpiry)
+// mayLive reports whether the lease of p can be alive.
+func (m *model) mayLive(p possibility) bool {
+	return !p.isFree() && (p.at <= p.latest || m.relax == lateExpiry)
 }
 
 // apply is the step function of the model: the state after s and then st, and
 // whether the answer of st is possible at all.
 func (m *model) apply(s *state, st *step) (*state, bool) {
-	now := max(s.now, st.Call)
-	next := &state{now: now, token: s.token, pending: s.pending}
+	next := &state{token: s.token, pending: s.pending}
 	var may possibilities
 	for _, p := range s.may {
 		for _, q := range m.meanwhile(s, p, st.Return) {
-			// A lease that is over by now has ended, which is another
+			q.at = max(q.at, st.Call)
+			// A lease that must have ended has ended, which is another
 			// possibility.
-			if q.isFree() || m.mayLive(q, now) {
+			if q.at <= st.Return && (q.isFree() || m.mayLive(q)) {
 				m.answer(&may, s, q, st)
 			}
 		}
@@ -135,53 +151,54 @@ func (m *model) apply(s *state, st *step) (*state, bool) {
 }
 
 // meanwhile returns what may have become of p between the last step and the
-// next, which has its instant before until: leases end, and calls whose outcome
-// is unknown are executed.
+// next, which has its instant before until: leases end, and pending calls are
+// executed.
 func (m *model) meanwhile(s *state, p possibility, until time.Duration) []possibility {
+	if p.after > 0 {
+		p.latest = min(p.latest, until+p.after)
+	}
 	all := []possibility{p}
-	vacant := p
-	since := s.now // when the key can have become free, at the earliest
-	switch {
-	case p.isFree():
-	case m.released(s, p.owner):
-		vacant = possibility{owner: free, used: p.used}
-		all = append(all, vacant)
-	case until >= p.earliest || m.relax == earlyExpiry:
-		vacant = possibility{owner: free, used: p.used}
-		if m.relax == expiredRenews {
-			vacant.owner = -p.owner
+	add := func(p possibility) {
+		if !slices.ContainsFunc(all, func(q possibility) bool { return q.covers(p) }) {
+			all = append(all, p)
 		}
-		if m.relax != earlyExpiry {
-			since = max(since, p.earliest)
-		}
-		all = append(all, vacant)
 	}
-	if vacant.isFree() {
-		for _, st := range s.pending {
-			if used, ok := st.use(vacant.used); ok && st.Kind == Acquire {
-				all = append(all, m.lease(st.Owner, st.TTL, since, until, used))
+	for i := 0; i < len(all); i++ { // what follows from each may be followed by more
+		p := all[i]
+		if p.isFree() {
+			for _, st := range s.pending {
+				if used, ok := st.use(p.used); ok && st.Kind == Acquire {
+					q := m.untold(p, st, until)
+					q.used = used
+					add(q)
+				}
 			}
-		}
-	}
-	for _, q := range all {
-		if !m.mayLive(q, s.now) {
 			continue
 		}
 		for _, st := range s.pending {
-			if st.Kind != Renew || st.Owner != q.owner {
-				continue
+			if st.Owner == p.owner && st.Kind == Release || st.Kind == Release && m.relax == strangerReleases {
+				add(p.vacated(p.at))
 			}
-			if used, ok := st.use(q.used); ok {
-				all = append(all, m.lease(q.owner, st.TTL, s.now, until, used))
+			if st.Owner == p.owner && st.Kind == Renew && m.mayLive(p) {
+				if used, ok := st.use(p.used); ok {
+					q := m.untold(p, st, until)
+					q.used = used
+					add(q)
+				}
 			}
+		}
+		switch {
+		case m.relax == earlyExpiry:
+			add(p.vacated(p.at))
+		case p.earliest <= until:
+			q := p.vacated(max(p.at, p.earliest))
+			if m.relax == expiredRenews {
+				q.owner = -p.owner
+			}
+			add(q)
 		}
 	}
 	return all
-}
-
-// released reports whether a release of owner may be executed at any time.
-func (m *model) released(s *state, owner int) bool {
-	return slices.ContainsFunc(s.pending, func(st *step) bool { return st.Kind == Release && st.Owner == owner })
 }
 
 // use counts one more execution of a pending step, if there is one left.
@@ -198,7 +215,6 @@ func (st *step) use(used uint64) (uint64, bool) {
 
 // answer adds to may what is the case after st was executed and answered in p.
 func (m *model) answer(may *possibilities, s *state, p possibility, st *step) {
-	lease := func() possibility { return m.lease(st.Owner, st.TTL, st.Call, st.Return, p.used) }
 	switch {
 	case st.Unknown():
 		may.add(p)
@@ -208,7 +224,7 @@ func (m *model) answer(may *possibilities, s *state, p possibility, st *step) {
 		case st.Token <= s.token && m.relax != anyToken && m.relax != tokenOutOfRange:
 		case (st.Token <= 0 || st.Token > maxToken) && m.relax != tokenOutOfRange:
 		case p.isFree(), m.relax == doubleGrant, m.relax == reentry && p.owner == st.Owner:
-			may.add(lease())
+			may.add(m.told(p, st.Owner, st))
 		}
 
 	case st.Kind == Acquire:
@@ -219,22 +235,23 @@ func (m *model) answer(may *possibilities, s *state, p possibility, st *step) {
 	case st.Kind == Renew && st.Yes:
 		switch {
 		case p.owner == st.Owner, m.relax == expiredRenews && p.owner == -st.Owner:
-			may.add(lease())
-			if m.relax == renewalOtherwise {
+			may.add(m.told(p, st.Owner, st))
+			if m.relax == renewalOtherwise { // not at all, or added
 				may.add(p)
-				may.add(possibility{p.owner, p.earliest, p.latest + st.TTL, p.used})
+				p.latest += st.TTL
+				may.add(p)
 			}
 		case !p.isFree() && m.relax == strangerRenews:
 			may.add(p)
-			may.add(lease())
-			may.add(m.lease(p.owner, st.TTL, st.Call, st.Return, p.used))
+			may.add(m.told(p, st.Owner, st))
+			may.add(m.told(p, p.owner, st))
 		}
 
 	case st.Kind == Renew:
 		if p.owner != st.Owner {
 			may.add(p)
 			if !p.isFree() && m.relax == strangerRenews {
-				may.add(m.lease(p.owner, st.TTL, st.Call, st.Return, p.used))
+				may.add(m.told(p, p.owner, st))
 			}
 		}
 
@@ -243,7 +260,7 @@ func (m *model) answer(may *possibilities, s *state, p possibility, st *step) {
 			may.add(p)
 		}
 		if p.owner == st.Owner || m.relax == strangerReleases {
-			may.add(possibility{owner: free, used: p.used})
+			may.add(p.vacated(p.at))
 		}
 	}
 }
@@ -259,7 +276,8 @@ func (s *possibilities) add(p possibility) {
 		if q.covers(p) {
 			return
 		}
-		if !p.isFree() && p.owner == q.owner && p.used == q.used && p.earliest <= q.latest && q.earliest <= p.latest {
+		same := p.owner == q.owner && p.used == q.used && p.at == q.at && p.after == q.after
+		if same && !p.isFree() && p.earliest <= q.latest && q.earliest <= p.latest {
 			p.earliest, p.latest = min(p.earliest, q.earliest), max(p.latest, q.latest)
 			*s = slices.Delete(*s, i, i+1)
 			i = -1 // it may cover or touch others now
@@ -268,9 +286,12 @@ func (s *possibilities) add(p possibility) {
 	*s = append(slices.DeleteFunc(*s, p.covers), p)
 }
 
-// covers reports whether whatever can follow q can follow p.
+// covers reports whether all that can follow q can follow p.
 func (p possibility) covers(q possibility) bool {
-	if p.owner != q.owner || !p.isFree() && (p.earliest > q.earliest || p.latest < q.latest) {
+	if p.owner != q.owner || p.at > q.at {
+		return false
+	}
+	if !p.isFree() && (p.earliest > q.earliest || p.latest < q.latest || p.after != q.after) {
 		return false
 	}
 	for shift := 0; shift < 4*slots; shift += 4 {
@@ -284,7 +305,10 @@ func (p possibility) covers(q possibility) bool {
 // normal returns the set in its one normal form.
 func (s possibilities) normal() []possibility {
 	slices.SortFunc(s, func(a, b possibility) int {
-		return cmp.Or(cmp.Compare(a.owner, b.owner), cmp.Compare(a.used, b.used), cmp.Compare(a.earliest, b.earliest), cmp.Compare(a.latest, b.latest))
+		return cmp.Or(
+			cmp.Compare(a.owner, b.owner), cmp.Compare(a.at, b.at),
+			cmp.Compare(a.earliest, b.earliest), cmp.Compare(a.latest, b.latest),
+			cmp.Compare(a.after, b.after), cmp.Compare(a.used, b.used))
 	})
 	return s
 }
@@ -370,10 +394,11 @@ func steps(h History, o Options, until time.Duration) []*step {
 	return all
 }
 
-// disturbed reports whether connections broke while op ran.
+// disturbed reports whether the client's connections broke while op ran.
 func disturbed(op Op, faults []FaultSpan) bool {
 	return slices.ContainsFunc(faults, func(f FaultSpan) bool {
-		return f.Breaks && f.Begin < op.Return && (f.End == 0 || op.Call < f.End)
+		return f.Breaks && f.Begin < op.Return && (f.End == 0 || op.Call < f.End) &&
+			(len(f.Clients) == 0 || slices.Contains(f.Clients, op.Client))
 	})
 }
 
@@ -386,5 +411,11 @@ func operations(steps []*step) []porcupine.Operation {
 	return ops
 }
 
-// forever is later than any time of a history.
-const forever = time.Duration(math.MaxInt64)
+// end is later than all that happened in h.
+func (h History) end() time.Duration {
+	var end time.Duration
+	for _, op := range h.Ops {
+		end = max(end, op.Call, op.Return)
+	}
+	return end + 1
+}

@@ -83,6 +83,8 @@ type FaultSpan struct {
 	// Breaks says that connections broke, so that a client library may have
 	// sent again what was on its way, although the caller got one answer.
 	Breaks bool `json:"breaks,omitempty"`
+	// Clients whose calls are affected. Empty: all.
+	Clients []int `json:"clients,omitempty"`
 	// Begin and End, like the times of an [Op]. End is 0 while it lasts.
 	Begin time.Duration `json:"begin_ns"`
 	End   time.Duration `json:"end_ns,omitempty"`

@@ -43,12 +43,14 @@ func (r *Recorder) Record(store core.LockStore, client int) core.LockStore {
 	return &recorded{r: r, store: store, client: client}
 }
 
-// Fault notes that something is broken from now on, until end is called; see
-// [FaultSpan]. Call it before the fault begins, and end after it has ended.
-func (r *Recorder) Fault(name string, breaks bool) (end func()) {
+// Fault notes that something is broken from now on, until end is called. The
+// times in span are set by that. Call it before the fault begins, and end after
+// it has ended.
+func (r *Recorder) Fault(span FaultSpan) (end func()) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	f := &FaultSpan{Name: name, Breaks: breaks, Begin: r.nowLocked()}
+	f := &span
+	f.Begin, f.End = r.nowLocked(), 0
 	r.faults = append(r.faults, f)
 	return sync.OnceFunc(func() {
 		r.mu.Lock()

@@ -1,0 +1,217 @@
+package history
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/anishathalye/porcupine"
+)
+
+// Violation is an answer that no correct lock would have given.
+type Violation struct {
+	// Rule of docs/contract.md that was broken, by its number there, and
+	// Sentence, what it says.
+	Rule     string
+	Sentence string
+	// Call is the number, from 1, in the history of its key, of the call whose
+	// answer is the first that cannot be explained.
+	Call int
+	// Op is that call.
+	Op Op
+	// Before is what was known of the key before it.
+	Before string
+	// History of the key, up to the answer.
+	History History
+
+	options Options
+}
+
+// at is when the answer came.
+func (v *Violation) at() time.Duration { return v.Op.Return }
+
+// Error says in one sentence which rule was broken, and at which call.
+func (v *Violation) Error() string {
+	return fmt.Sprintf("rule %s is broken by call #%d on key %q, client %d's %s at %s: %s; before it the key was %s",
+		v.Rule, v.Call, v.Op.Key, v.Op.Client, v.Op, seconds(v.Op.Call), v.Sentence, v.Before)
+}
+
+// Table lists the last n calls on the key, one a line.
+func (v *Violation) Table(n int) string {
+	calls := len(v.History.Ops)
+	return v.History.table(max(calls-n, 0), calls)
+}
+
+// explanation is a breach of the contract that would explain an answer.
+type explanation struct {
+	relax    relaxation
+	kind     Kind // of the call whose answer is to be explained; "" for all
+	yes      bool
+	rule     string
+	sentence string
+}
+
+// explanations in the order in which they are tried: the narrow ones first,
+// because nearly everything is explained by a lock that grants twice.
+var explanations = []explanation{
+	{anyToken, Acquire, true, "3 (Fencing)", "tokens of one key strictly increase"},
+	{tokenOutOfRange, Acquire, true, "3 (Fencing)", "tokens are greater than 0 and less than 2^53"},
+	{reentry, Acquire, true, "1 (Exclusion)", "a live lease, the same owner's too, means not acquired"},
+	{strangerReleases, "", false, "2 (Ownership)", "a release acts only on a live lease of its owner"},
+	{strangerRenews, "", false, "2 (Ownership)", "a renewal acts only on a live lease of its owner"},
+	{releaseKeepsLease, Renew, true, "2 (Ownership)", "a lease that was released cannot be renewed"},
+	{releaseKeepsLease, "", false, "2 (Ownership)", "a release ends the lease"},
+	{expiredRenews, "", false, "5 (Expiry)", "an expired lease cannot be renewed, even if nobody took the key"},
+	{renewalOtherwise, "", false, "6 (Renewal)", "a renewal sets the end of the lease to now + ttl"},
+	{lateExpiry, "", false, "5 (Expiry)", "a lease ends at most ttl + slack after the answer"},
+	{doubleGrant, Acquire, true, "1 (Exclusion)", "a live lease means not acquired"},
+	{earlyExpiry, "", false, "5 (Expiry)", "a lease lives at least ttl from the moment the request was sent"},
+	{needlessRefusal, Acquire, false, "1 (Exclusion)", "without a live lease a try is granted"},
+	{doubleGrant, "", false, "1 (Exclusion)", "a live lease means not acquired"},
+}
+
+// explain finds the first answer of h that cannot be explained, and the rule.
+// It returns nil if the time did not suffice.
+func explain(h History, o Options) *Violation {
+	at, ok := firstInexplicable(h, o)
+	if !ok {
+		return nil
+	}
+	v := &Violation{options: o, History: h.until(at)}
+	for n, op := range v.History.Ops {
+		if op.Return == at {
+			v.Call, v.Op = n+1, op
+		}
+	}
+	v.Rule, v.Sentence = "1 (Exclusion)", "each method is one step, atomic for its key"
+	for _, e := range explanations {
+		if e.kind != "" && (e.kind != v.Op.Kind || e.yes != v.Op.Yes) {
+			continue
+		}
+		if explicable(v.History, o, at, e.relax) == porcupine.Ok {
+			v.Rule, v.Sentence = e.rule, e.sentence
+			break
+		}
+	}
+	v.Before = v.before()
+	return v
+}
+
+// until returns h as it was at the time at: calls that had not been answered
+// are without an answer.
+func (h History) until(at time.Duration) History {
+	var part History
+	for _, op := range h.Ops {
+		if op.Call > at {
+			break
+		}
+		if op.Return > at {
+			op.Return, op.Yes, op.Token, op.Err = 0, false, 0, ""
+		}
+		part.Ops = append(part.Ops, op)
+	}
+	for _, f := range h.Faults {
+		if f.Begin < at {
+			part.Faults = append(part.Faults, f)
+		}
+	}
+	return part
+}
+
+// search repeats the search that failed, and keeps what it found.
+func (v *Violation) search() (porcupine.Model, porcupine.LinearizationInfo) {
+	m := (&model{slack: v.options.Slack}).porcupine()
+	_, info := porcupine.CheckOperationsVerbose(m, operations(steps(v.History, v.options, v.at())), v.options.Timeout)
+	return m, info
+}
+
+// before describes the key after the longest order of the calls before the
+// violation that makes sense.
+func (v *Violation) before() string {
+	m, info := v.search()
+	best := m.Init()
+	length := 0
+	for _, partition := range info.PartialLinearizationsOperations() {
+		for _, ops := range partition {
+			s, without := m.Init(), true
+			for _, op := range ops {
+				_, s = m.Step(s, op.Input, op.Output)
+				without = without && op.Input.(*step).number != v.Call //nolint:forcetypeassert // it is our own
+			}
+			if without && len(ops) > length {
+				best, length = s, len(ops)
+			}
+		}
+	}
+	return m.DescribeState(best)
+}
+
+// WriteFiles writes into dir, which it creates if need be, a picture of the
+// history, an HTML page of its own, and the history as JSON. They are named
+// after the key's last eight bytes.
+func (v *Violation) WriteFiles(dir string) (html, data string, err error) {
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return "", "", fmt.Errorf("history: %w", err)
+	}
+	name := "history-" + fileName(v.Op.Key)
+	html, data = filepath.Join(dir, name+".html"), filepath.Join(dir, name+".json")
+	m, info := v.search()
+	annotations := []porcupine.Annotation{{
+		Tag: "broken", Start: int64(v.Op.Call), End: int64(v.Op.Return),
+		Description: fmt.Sprintf("#%d: rule %s", v.Call, v.Rule), Details: v.Error(),
+		BackgroundColor: "#ff9191",
+	}}
+	for _, f := range v.History.Faults {
+		end := f.End
+		if end == 0 || end > v.at() {
+			end = v.at()
+		}
+		annotations = append(annotations, porcupine.Annotation{
+			Tag: "fault", Start: int64(f.Begin), End: int64(end), Description: f.Name, BackgroundColor: "#ffe08a",
+		})
+	}
+	info.AddAnnotations(annotations)
+	if err := porcupine.VisualizePath(m, info, html); err != nil {
+		return "", "", fmt.Errorf("history: %w", err)
+	}
+	b, err := json.MarshalIndent(v.export(), "", "\t")
+	if err != nil {
+		return "", "", fmt.Errorf("history: %w", err)
+	}
+	if err := os.WriteFile(data, append(b, '\n'), 0o644); err != nil {
+		return "", "", fmt.Errorf("history: %w", err)
+	}
+	return html, data, nil
+}
+
+// exported is the content of the JSON file.
+type exported struct {
+	Violation string        `json:"violation"`
+	Rule      string        `json:"rule"`
+	Call      int           `json:"call"`
+	Slack     time.Duration `json:"slack_ns"`
+	// Deliveries as in Options.
+	Deliveries int     `json:"deliveries"`
+	History    History `json:"history"`
+}
+
+func (v *Violation) export() exported {
+	return exported{
+		Violation: v.Error(), Rule: v.Rule, Call: v.Call,
+		Slack: v.options.Slack, Deliveries: v.options.Deliveries, History: v.History,
+	}
+}
+
+// fileName makes a part of a file's name of the end of key.
+func fileName(key string) string {
+	return strings.Map(func(r rune) rune {
+		switch {
+		case r >= '0' && r <= '9', r >= 'a' && r <= 'z', r >= 'A' && r <= 'Z', r == '-':
+			return r
+		}
+		return '_'
+	}, key[max(len(key)-8, 0):])
+}

@@ -1,0 +1,174 @@
+// Package sqlitestore is an example of a store of one's own: leases in a SQLite
+// file, which exclude all processes of one machine. Read it from top to bottom,
+// put your database in its place, and run the test beside it until it passes.
+//
+// # Clock
+//
+// SQLite's own 'now', read by the statement that compares it, after it has got
+// the write lock: a statement that had to wait does not decide by an old time.
+// The wall clock of the machine must not be stepped.
+//
+// # Atomicity
+//
+// One statement a method. SQLite runs one writing statement at a time.
+//
+// # Fencing
+//
+// A record outlives its lease by an hour and keeps the token. The next one is
+// max(last + 1, clock in microseconds), so that tokens go on growing when the
+// record has been purged or the file deleted.
+//
+// # Limits
+//
+// One machine, a local disk. Leases end up to a millisecond late, because SQLite
+// tells milliseconds. Waiters poll: there is no core.Notifier.
+package sqlitestore
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"time"
+
+	"github.com/leasekit/leasekit/core"
+	"modernc.org/sqlite"
+	lib "modernc.org/sqlite/lib"
+)
+
+const (
+	// now is the time in milliseconds, rounded down. A lease is therefore alive
+	// until now is past expires, not until it is reached: never too short.
+	now = `CAST(round(unixepoch('subsec') * 1000) AS INTEGER)`
+
+	schema = `
+CREATE TABLE IF NOT EXISTS leases (
+	key     TEXT PRIMARY KEY,
+	owner   TEXT NOT NULL,
+	token   INTEGER NOT NULL,
+	expires INTEGER NOT NULL
+);
+CREATE INDEX IF NOT EXISTS leases_expires ON leases (expires);`
+
+	// A key that is held conflicts, and fails the WHERE: no row is returned
+	// and nothing is written.
+	acquire = `
+INSERT INTO leases AS l (key, owner, token, expires) VALUES (?1, ?2, ` + now + ` * 1000, ` + now + ` + ?3)
+ON CONFLICT (key) DO UPDATE
+SET owner = excluded.owner, token = max(l.token + 1, excluded.token), expires = excluded.expires
+WHERE l.expires < ` + now + `
+RETURNING token`
+
+	left = `SELECT expires - ` + now + ` + 1 FROM leases WHERE key = ?1 AND expires >= ` + now
+
+	renew = `UPDATE leases SET expires = ` + now + ` + ?3 WHERE key = ?1 AND owner = ?2 AND expires >= ` + now
+
+	release = `UPDATE leases SET expires = ` + now + ` - 1, owner = '' WHERE key = ?1 AND owner = ?2 AND expires >= ` + now
+
+	// Two records go for each that an acquisition may have added, but none
+	// whose token the clock has not passed.
+	purge = `
+DELETE FROM leases WHERE key IN (
+	SELECT key FROM leases WHERE expires < ` + now + ` - ?1 AND token < ` + now + ` * 1000 ORDER BY expires LIMIT 2)`
+)
+
+// Store is a [core.LockStore] in a SQLite file. All methods are safe for
+// concurrent use.
+type Store struct {
+	db *sql.DB
+	// Retention is how long a record is kept after its lease has ended.
+	// Default one hour. Set it before the first call.
+	Retention time.Duration
+}
+
+var _ core.LockStore = (*Store)(nil)
+
+// Open opens the file, and makes it and its table when they are not there.
+func Open(ctx context.Context, file string) (*Store, error) {
+	// SQLite itself waits for a lock only as long as a caller may be kept
+	// after the end of ctx; run does the rest.
+	db, err := sql.Open("sqlite", "file:"+file+"?_pragma=busy_timeout(10)&_pragma=journal_mode(WAL)")
+	if err != nil {
+		return nil, fmt.Errorf("sqlite: %w", err)
+	}
+	db.SetMaxOpenConns(4)
+	s := &Store{db: db, Retention: time.Hour}
+	return s, s.run(ctx, func() error { _, err := db.ExecContext(ctx, schema); return err })
+}
+
+// Close closes the file. Leases stay.
+func (s *Store) Close() error { return s.db.Close() }
+
+// Acquire implements [core.LockStore].
+func (s *Store) Acquire(ctx context.Context, key, owner string, ttl time.Duration) (core.Grant, error) {
+	if err := core.CheckAll(key, owner, ttl); err != nil {
+		return core.Grant{}, err
+	}
+	var token, wait int64
+	err := s.run(ctx, func() error { return s.db.QueryRowContext(ctx, acquire, key, owner, ceil(ttl)).Scan(&token) })
+	switch {
+	case err == nil:
+		// The lease is ours whether or not this works; the next one tries again.
+		_, _ = s.db.ExecContext(ctx, purge, ceil(s.Retention))
+		return core.Grant{Acquired: true, Token: token}, nil
+	case !errors.Is(err, sql.ErrNoRows):
+		return core.Grant{}, err
+	}
+	// Held. How much longer is a hint, so that a lease that ends in between,
+	// no row again, does no harm.
+	err = s.run(ctx, func() error { return s.db.QueryRowContext(ctx, left, key).Scan(&wait) })
+	if err != nil && !errors.Is(err, sql.ErrNoRows) {
+		return core.Grant{}, err
+	}
+	return core.Grant{Left: time.Duration(wait) * time.Millisecond}, nil
+}
+
+// Renew implements [core.LockStore].
+func (s *Store) Renew(ctx context.Context, key, owner string, ttl time.Duration) (bool, error) {
+	if err := core.CheckAll(key, owner, ttl); err != nil {
+		return false, err
+	}
+	var n int64
+	err := s.run(ctx, func() error {
+		result, err := s.db.ExecContext(ctx, renew, key, owner, ceil(ttl))
+		if err == nil {
+			n, err = result.RowsAffected()
+		}
+		return err
+	})
+	return n == 1, err
+}
+
+// Release implements [core.LockStore].
+func (s *Store) Release(ctx context.Context, key, owner string) error {
+	if err := core.CheckAll(key, owner, core.MinTTL); err != nil {
+		return err
+	}
+	return s.run(ctx, func() error { _, err := s.db.ExecContext(ctx, release, key, owner); return err })
+}
+
+// run calls f again while another connection has the file, until ctx ends. That
+// is safe: a statement that found the file busy has done nothing.
+func (s *Store) run(ctx context.Context, f func() error) error {
+	for {
+		err := f()
+		busy := new(sqlite.Error)
+		switch {
+		case err == nil:
+			return nil
+		case ctx.Err() != nil: // the driver says "interrupted"
+			return fmt.Errorf("sqlite: %w", ctx.Err())
+		case !errors.As(err, &busy) || busy.Code()&0xff != lib.SQLITE_BUSY:
+			return fmt.Errorf("sqlite: %w", err)
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("sqlite: %w", ctx.Err())
+		case <-time.After(rand.N(5 * time.Millisecond)):
+		}
+	}
+}
+
+// ceil is d in milliseconds, rounded up: a lease may be longer than asked for.
+func ceil(d time.Duration) int64 { return int64((d + time.Millisecond - 1) / time.Millisecond) }

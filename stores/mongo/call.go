@@ -58,7 +58,8 @@ func wrap(ctx context.Context, owner string, err error) error {
 	if err == nil {
 		return nil
 	}
-	if owner != "" && strings.Contains(err.Error(), owner) {
+	// A short one is no secret, and may be part of any word.
+	if len(owner) >= 8 && strings.Contains(err.Error(), owner) {
 		err = &redacted{err, owner}
 	}
 	switch ended := ctx.Err(); {

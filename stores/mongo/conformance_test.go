@@ -92,7 +92,7 @@ func TestConformance(t *testing.T) {
 			server.Pause(t)
 			return func() { server.Resume(t) }
 		}
-		config.Writes = func(t testing.TB) int64 { return oplogEntries(t, coll) }
+		config.Writes = writes(coll)
 		config.Refusals = []conformance.Refusal{refusedByValidator(open, coll)}
 	}
 	conformance.Run(t, config)
@@ -115,7 +115,7 @@ func testAddr(t testing.TB, server *testserver.Server) string {
 // deliverTwice is a client library that sends every write again.
 func deliverTwice(command string, _ bson.Raw) trick {
 	if command == "findAndModify" || command == "update" {
-		return trick{deliveries: 2}
+		return trick{twice: true}
 	}
 	return trick{}
 }
@@ -135,16 +135,24 @@ func count(t testing.TB, coll *mongo.Collection) int {
 	return int(n)
 }
 
-// oplogEntries counts what was ever written to the collection, as those who
-// replicate the oplog see it.
-func oplogEntries(t testing.TB, coll *mongo.Collection) int64 {
-	t.Helper()
-	n, err := coll.Database().Client().Database("local").Collection("oplog.rs").
-		CountDocuments(t.Context(), bson.D{{Key: "ns", Value: coll.Database().Name() + "." + coll.Name()}})
-	if err != nil {
-		t.Fatal(err)
+// writes returns a function that counts what was written to the collection
+// since its first call, as those see it who replicate the oplog.
+func writes(coll *mongo.Collection) func(t testing.TB) int64 {
+	var since bson.Timestamp
+	return func(t testing.TB) int64 {
+		t.Helper()
+		if since.IsZero() {
+			since.T = uint32(time.Now().Unix())
+		}
+		n, err := coll.Database().Client().Database("local").Collection("oplog.rs").CountDocuments(t.Context(), bson.D{
+			{Key: "ts", Value: bson.D{{Key: "$gte", Value: since}}},
+			{Key: "ns", Value: coll.Database().Name() + "." + coll.Name()},
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return n
 	}
-	return n
 }
 
 // refusedByValidator makes the server refuse whatever is written to the

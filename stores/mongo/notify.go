@@ -23,7 +23,7 @@ const (
 	streamWait = 250 * time.Millisecond
 	// streamBound bounds opening the stream, and each of its getMores when the
 	// server does not answer. Lost signals cost one poll, so there is no hurry.
-	streamBound = 10 * time.Second
+	streamBound = 5 * time.Second
 	// streamIdle is how long a stream without waiters stays open: waiters come
 	// and go, and opening it each time would cost more.
 	streamIdle = time.Second

@@ -24,12 +24,12 @@ type wire struct {
 	conns  map[net.Conn]struct{}
 }
 
-// trick is what happens to one request.
+// trick is what happens to one request. The zero value passes it on.
 type trick struct {
-	deliveries int                       // 0 means 1; the client gets the last answer
-	lose       bool                      // close the connection instead of answering
-	drop       bool                      // and do not deliver the request either
-	answer     func(reply bson.D) bson.D // changes the answer; may be nil
+	twice   bool                      // deliver it twice, the client gets the second answer
+	lose    bool                      // close the connection instead of answering
+	instead bson.D                    // answer this, and deliver nothing
+	answer  func(reply bson.D) bson.D // changes the answer
 }
 
 // newWire starts a proxy in front of server, host:port. meddle is called for
@@ -63,8 +63,11 @@ func newWire(t testing.TB, server string, meddle func(command string, request bs
 	return w
 }
 
-// url is that of the server, seen through the proxy.
-func (w *wire) url() string { return "mongodb://" + w.addr + "/?directConnection=true" }
+// url is that of the server, seen through the proxy. In the other mode the
+// server would send answers to one hello again and again.
+func (w *wire) url() string {
+	return "mongodb://" + w.addr + "/?directConnection=true&serverMonitoringMode=poll&heartbeatFrequencyMS=500"
+}
 
 func (w *wire) serve(client net.Conn) {
 	server, err := net.Dial("tcp", w.server)
@@ -96,14 +99,12 @@ func (w *wire) forward(client, server net.Conn) error {
 		if elements, err := body.Elements(); err == nil && len(elements) > 0 {
 			do = w.meddle(elements[0].Key(), body)
 		}
-		// An answer that goes on by itself would break the rhythm.
-		request.clearExhaust()
 	}
-	if do.drop {
-		return errors.New("dropped")
+	if do.instead != nil {
+		return answerWith(client, request, do.instead)
 	}
 	var reply message
-	for range max(do.deliveries, 1) {
+	for range map[bool]int{false: 1, true: 2}[do.twice] {
 		if _, err := server.Write(request); err != nil {
 			return err
 		}
@@ -129,9 +130,8 @@ func (w *wire) forward(client, server net.Conn) error {
 type message []byte
 
 const (
-	opMsg          = 2013
-	headSize       = 21
-	exhaustAllowed = 1 << 16
+	opMsg    = 2013
+	headSize = 21
 )
 
 func readMessage(r io.Reader) (message, error) {
@@ -148,6 +148,19 @@ func readMessage(r io.Reader) (message, error) {
 	return m, err
 }
 
+// answerWith writes a message with doc in answer to request.
+func answerWith(client io.Writer, request message, doc bson.D) error {
+	reply := append(message{}, request[:headSize]...)
+	copy(reply[8:], request[4:8])                // response to
+	binary.LittleEndian.PutUint32(reply[16:], 0) // flags
+	reply, err := reply.with(doc)
+	if err != nil {
+		return err
+	}
+	_, err = client.Write(reply)
+	return err
+}
+
 func (m message) body() (bson.Raw, bool) {
 	if len(m) < headSize+5 || binary.LittleEndian.Uint32(m[12:]) != opMsg || m[20] != 0 {
 		return nil, false
@@ -159,11 +172,6 @@ func (m message) body() (bson.Raw, bool) {
 	return bson.Raw(m[headSize : headSize+size]), true
 }
 
-func (m message) clearExhaust() {
-	flags := binary.LittleEndian.Uint32(m[16:])
-	binary.LittleEndian.PutUint32(m[16:], flags&^exhaustAllowed)
-}
-
 func (m message) changed(change func(bson.D) bson.D) (message, error) {
 	body, ok := m.body()
 	if !ok {
@@ -173,11 +181,16 @@ func (m message) changed(change func(bson.D) bson.D) (message, error) {
 	if err := bson.Unmarshal(body, &doc); err != nil {
 		return nil, err
 	}
-	changed, err := bson.Marshal(change(doc))
+	return m.with(change(doc))
+}
+
+// with returns a message with the head of m and doc as its only section.
+func (m message) with(doc bson.D) (message, error) {
+	raw, err := bson.Marshal(doc)
 	if err != nil {
 		return nil, err
 	}
-	out := append(append(message{}, m[:headSize]...), changed...)
+	out := append(append(message{}, m[:headSize]...), raw...)
 	binary.LittleEndian.PutUint32(out, uint32(len(out)))
 	return out, nil
 }

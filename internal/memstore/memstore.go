@@ -154,6 +154,9 @@ func (s *Store) Subscribe(key string) (signals <-chan struct{}, stop func()) {
 		if waiting.Len() == 0 {
 			delete(h.waiting, key)
 		}
+		if len(h.waiting) == 0 {
+			h.waiting = nil // a map does not shrink by itself
+		}
 	})
 }
 

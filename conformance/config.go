@@ -226,6 +226,9 @@ type Rule struct {
 	// Alone makes the rule run while no other does, because it disturbs them
 	// or would be disturbed.
 	Alone bool
+	// Last puts a rule that runs Alone after the others that do, because it
+	// leaves its mark on the server: it restarts it.
+	Last bool
 	// Process keeps the rule out of Config.Around, because it starts processes.
 	Process bool
 	// Check returns normally if the rule held; it calls [T.Broken] if not.

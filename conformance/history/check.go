@@ -157,10 +157,10 @@ func explicable(h History, o Options, until time.Duration, relax relaxation) por
 }
 
 // firstInexplicable returns the time of the first answer that no order
-// explains, given that h as a whole has none. What holds for a history holds
-// for its beginning, so that it can be found by bisection. ok is false if the
-// time did not suffice.
-func firstInexplicable(h History, o Options) (at time.Duration, ok bool) {
+// explains, given that h as a whole has none. What explains a history explains
+// its beginning, so that it can be found by bisection. ok is false if the time
+// did not suffice.
+func firstInexplicable(h History, o Options, relax relaxation) (at time.Duration, ok bool) {
 	var answers []time.Duration
 	for _, op := range h.Ops {
 		if op.Return > 0 {
@@ -170,7 +170,7 @@ func firstInexplicable(h History, o Options) (at time.Duration, ok bool) {
 	slices.Sort(answers)
 	decided := true
 	i := sort.Search(len(answers), func(i int) bool {
-		result := explicable(h, o, answers[i], strict)
+		result := explicable(h, o, answers[i], relax)
 		decided = decided && result != porcupine.Unknown
 		return result == porcupine.Illegal
 	})

@@ -160,9 +160,9 @@ func TestCheckAccepts(t *testing.T) {
 			0 0-1 acquire 1 100 = 7
 			0 2-3 release 1 = ok
 			1 4-5 acquire 2 100 = held`,
-		"two leases at once, of two keys": strings.Replace(`
+		"two leases at once, of two keys": `
 			0 0-1 acquire 1 100 = 7
-			1 2-3 acquire 2 100 = 7`, "\n", "\n", 1),
+			1 2-3 acquire 2 100 = 7`,
 	} {
 		t.Run(name, func(t *testing.T) {
 			h := parse(t, text)
@@ -210,14 +210,20 @@ func TestCheckRejects(t *testing.T) {
 		"token -1": {1, "3 (Fencing)", "less than 2^53", "", `0 0-1 acquire 1 100 = -1`},
 		"token in nanoseconds": {1, "3 (Fencing)", "less than 2^53", "",
 			`0 0-1 acquire 1 100 = 9007199254740992`},
-		"release by a stranger": {3, "2 (Ownership)", "a release acts only", "", `
+		"release by a stranger": {3, "5 (Expiry)", "(or 2 (Ownership): a release acts only", "", `
 			0 0-1 acquire 1 100 = 7
 			1 2-3 release 2 = ok
-			1 4-5 acquire 2 100 = 8`},
+			0 4-5 renew 1 100 = no`},
+		"release by a stranger, seen by another": {3, "2 (Ownership)", "a release acts only", "", `
+			0 0-1 acquire 1 100 = 7
+			1 2-3 release 2 = ok
+			1 4-5 acquire 2 100 = 8
+			1 6-7 release 1 = ok
+			1 8-9 renew 2 100 = no`},
 		"renewal by a stranger": {2, "2 (Ownership)", "a renewal acts only", "", `
 			0 0-1 acquire 1 100 = 7
 			1 2-3 renew 2 100 = yes`},
-		"stranger's renewal pushes the end": {3, "2 (Ownership)", "a renewal acts only", "", `
+		"stranger's renewal pushes the end": {3, "5 (Expiry)", "at most ttl + slack", "", `
 			0 0-1 acquire 1 100 = 7
 			1 50-51 renew 2 100 = no
 			1 140-141 acquire 2 100 = held`},
@@ -245,8 +251,12 @@ func TestCheckRejects(t *testing.T) {
 		"renewal does nothing": {3, "6 (Renewal)", "now + ttl", "", `
 			0 0-1 acquire 1 100 = 7
 			0 50-51 renew 1 100 = yes
-			1 130-131 acquire 2 100 = 8`},
-		"renewal adds": {3, "6 (Renewal)", "now + ttl", "", `
+			1 130-131 acquire 2 100 = 8
+			1 132-133 release 2 = ok
+			0 134-135 acquire 3 100 = 9
+			0 184-185 renew 3 100 = yes
+			0 260-261 renew 3 100 = no`},
+		"renewal adds, or the lease ends late": {3, "5 (Expiry)", "or 6 (Renewal): a renewal sets the end of the lease to now + ttl", "", `
 			0 0-1 acquire 1 100 = 7
 			0 10-11 renew 1 100 = yes
 			1 150-151 acquire 2 100 = held`},
@@ -262,7 +272,7 @@ func TestCheckRejects(t *testing.T) {
 			0 0-10 acquire 1 100 = ?
 			1 11-12 acquire 2 100 = 7
 			2 13-14 acquire 3 100 = 8`},
-		"unknown release of another owner": {3, "2 (Ownership)", "a release acts only", "", `
+		"unknown release of another owner": {3, "1 (Exclusion)", "not acquired", "", `
 			0 0-1 acquire 1 100 = 7
 			1 2-3 release 2 = ?
 			1 4-5 acquire 2 100 = 8`},
@@ -287,9 +297,9 @@ func TestCheckRejects(t *testing.T) {
 			if v == nil {
 				t.Fatalf("got %v, want a violation", r)
 			}
-			if v.Call != test.call || v.Rule != test.rule || !strings.Contains(v.Sentence, test.says) || !strings.Contains(v.Before, test.before) {
-				t.Errorf("got call %d, rule %s, %q, before %q\nwant call %d, rule %s, %q, before %q",
-					v.Call, v.Rule, v.Sentence, v.Before, test.call, test.rule, test.says, test.before)
+			if v.Call != test.call || v.Rule != test.rule || !strings.Contains(v.Error(), test.says) || !strings.Contains(v.Before, test.before) {
+				t.Errorf("got call %d, %v\nwant call %d, rule %s, %q, before %q",
+					v.Call, v, test.call, test.rule, test.says, test.before)
 			}
 			for _, part := range []string{v.Rule, v.Sentence, fmt.Sprintf("#%d", v.Call), v.Op.String(), `"k"`} {
 				if !strings.Contains(v.Error(), part) {

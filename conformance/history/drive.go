@@ -167,11 +167,12 @@ func Drive(ctx context.Context, open func(client int) (core.LockStore, error), p
 		start:    time.Now(),
 		cancel:   cancel,
 		recorder: NewRecorder(),
+		rand:     random(plan.Seed, 0),
 		finished: make(chan History, plan.Keys),
 		report:   Report{Seed: plan.Seed, Answers: make(map[string]int), Faults: make(map[string]int)},
 	}
-	for range plan.Keys {
-		d.keys = append(d.keys, newKey())
+	for n := range plan.Keys {
+		d.keys = append(d.keys, d.newKey(n))
 	}
 	var clients []*client
 	for i := range plan.Clients {
@@ -182,7 +183,8 @@ func Drive(ctx context.Context, open func(client int) (core.LockStore, error), p
 		clients = append(clients, &client{
 			drive: d,
 			store: d.recorder.Record(store, i),
-			rand:  rand.New(rand.NewPCG(plan.Seed, uint64(i)+1)), //nolint:gosec // a choice, not a secret
+			rand:  random(plan.Seed, uint64(i)+2),
+			index: i,
 		})
 	}
 
@@ -230,6 +232,7 @@ type drive struct {
 
 	mu     sync.Mutex
 	keys   []*key
+	rand   *rand.Rand
 	report Report
 	err    error
 }
@@ -242,20 +245,27 @@ type key struct {
 	unknown int
 	retired bool
 	owners  []string // the last few, whoever they were
+	few     []int    // the only clients that use it; nil: all do
 }
 
-func newKey() *key { return &key{name: "history:" + cryptorand.Text()} }
+// newKey returns the n-th of the keys in use. Half of them belong to a few
+// clients: some mistakes show only in a crowd, others only when nobody disturbs.
+func (d *drive) newKey(n int) *key {
+	k := &key{name: "history:" + cryptorand.Text()}
+	if n%2 == 1 {
+		k.few = d.rand.Perm(d.plan.Clients)[:min(1+d.rand.IntN(3), d.plan.Clients)]
+	}
+	return k
+}
 
-// enter picks a key for one call: often one that is held, so that leases change
-// hands.
-func (d *drive) enter(r *rand.Rand, holds []holding) *key {
+func (k *key) admits(client int) bool { return k.few == nil || slices.Contains(k.few, client) }
+
+// enter begins a call of client on k, or else on a random key.
+func (d *drive) enter(client int, r *rand.Rand, k *key) *key {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	k := d.keys[r.IntN(len(d.keys))]
-	if len(holds) > 0 && r.IntN(2) == 0 {
-		if held := holds[r.IntN(len(holds))].key; !held.retired {
-			k = held
-		}
+	for k == nil || k.retired || !k.admits(client) {
+		k = d.keys[r.IntN(len(d.keys))]
 	}
 	k.calls++
 	k.running++
@@ -272,7 +282,8 @@ func (d *drive) leave(k *key, err error) {
 	}
 	if !k.retired && (k.calls >= d.plan.CallsPerKey || k.unknown >= maxUnknown) {
 		k.retired = true
-		d.keys[slices.Index(d.keys, k)] = newKey()
+		n := slices.Index(d.keys, k)
+		d.keys[n] = d.newKey(n)
 	}
 	done := k.retired && k.running == 0
 	d.mu.Unlock()
@@ -331,7 +342,7 @@ func (d *drive) progress(ctx context.Context) {
 
 // inject switches faults on and off.
 func (d *drive) inject(ctx context.Context) {
-	r := rand.New(rand.NewPCG(d.plan.Seed, 0)) //nolint:gosec // a choice, not a secret
+	r := random(d.plan.Seed, 1)
 	for sleep(ctx, d.plan.TTL/4+time.Duration(r.Int64N(int64(d.plan.TTL)))) {
 		fault := d.plan.Faults[r.IntN(len(d.plan.Faults))]
 		recorded := d.recorder.Fault(FaultSpan{Name: fault.Name, Breaks: fault.Breaks, Clients: fault.Clients})
@@ -358,6 +369,7 @@ func (d *drive) fail(err error) {
 // client makes one call after the other.
 type client struct {
 	drive *drive
+	index int
 	store core.LockStore
 	rand  *rand.Rand
 	holds []holding
@@ -376,10 +388,11 @@ func (c *client) run(ctx context.Context) {
 		if limit := c.drive.plan.Calls; limit > 0 && c.drive.calls.Add(1) > int64(limit) {
 			return
 		}
-		if !sleep(ctx, c.pause()) {
+		pause, at := c.pause()
+		if !sleep(ctx, pause) {
 			return
 		}
-		k := c.drive.enter(c.rand, c.holds)
+		k := c.drive.enter(c.index, c.rand, at)
 		err := c.call(ctx, k)
 		c.drive.leave(k, err)
 		if errors.Is(err, core.ErrInvalid) {
@@ -389,21 +402,29 @@ func (c *client) run(ctx context.Context) {
 }
 
 // pause is how long the client waits before its next call: mostly a little,
-// sometimes as long as leases take to end.
-func (c *client) pause() time.Duration {
+// sometimes as long as leases take to end. The call is on key at, if that is not
+// nil: often one that the client holds, so that leases change hands.
+func (c *client) pause() (pause time.Duration, at *key) {
 	ttl := c.drive.plan.TTL
-	switch n := c.rand.IntN(100); {
-	case n < 8:
-		return ttl/2 + time.Duration(c.rand.Int64N(int64(ttl)))
-	case n < 12 && len(c.holds) > 0:
-		// To the end of a lease, where it is decided who was first.
-		until := time.Until(c.holds[c.rand.IntN(len(c.holds))].until)
-		return until + time.Duration(c.rand.Int64N(int64(ttl/20)+1)) - ttl/40
-	case n < 30:
-		return 0
-	default:
-		return time.Duration(c.rand.Int64N(int64(min(ttl/10, 2*maxPause)) + 1))
+	var held holding
+	if len(c.holds) > 0 {
+		held = c.holds[c.rand.IntN(len(c.holds))]
 	}
+	switch n := c.rand.IntN(100); {
+	case n < 5:
+		return ttl/2 + time.Duration(c.rand.Int64N(int64(ttl))), nil
+	case n < 12 && held.key != nil:
+		// To the end of the lease, where it is decided who is first.
+		return time.Until(held.until) + time.Duration(c.rand.Int64N(int64(ttl/20)+1)) - ttl/40, held.key
+	case n < 16 && held.key != nil:
+		// Past it, by more than any slack.
+		return time.Until(held.until) + 2*c.drive.plan.Check.Slack, held.key
+	case n < 30:
+		return 0, held.key
+	case n < 50:
+		at = held.key
+	}
+	return time.Duration(c.rand.Int64N(int64(min(ttl/10, 2*maxPause)) + 1)), at
 }
 
 // call makes one call on k, as somebody who behaves, or as somebody who does
@@ -432,7 +453,11 @@ func (c *client) call(ctx context.Context, k *key) error {
 // callHeld makes a call on a key that the client holds, or has held.
 func (c *client) callHeld(ctx context.Context, k *key, i int) error {
 	h := &c.holds[i]
-	switch n := c.rand.IntN(100); {
+	n := c.rand.IntN(100)
+	if time.Now().After(h.until) {
+		n /= 2 // it is over: a renewal must be refused
+	}
+	switch {
 	case n < 40:
 		ttl := c.ttl()
 		sent := time.Now()
@@ -444,6 +469,15 @@ func (c *client) callHeld(ctx context.Context, k *key, i int) error {
 			c.holds = slices.Delete(c.holds, i, i+1)
 		}
 		return err
+	case n < 48: // a renewal is on its way when the work is done
+		owner, ttl := h.owner, c.ttl()
+		c.holds = slices.Delete(c.holds, i, i+1)
+		lead := time.Duration(c.rand.ExpFloat64() * float64(200*time.Microsecond))
+		var wg sync.WaitGroup
+		defer wg.Wait()
+		wg.Go(func() { _, _ = c.store.Renew(ctx, k.name, owner, ttl) })
+		sleep(ctx, lead)
+		return c.store.Release(ctx, k.name, owner)
 	case n < 80:
 		owner := h.owner
 		if c.rand.IntN(4) > 0 { // else it forgets that it has released
@@ -512,6 +546,8 @@ func (d *drive) anyOwner(k *key, r *rand.Rand) string {
 	}
 	return k.owners[r.IntN(len(k.owners))]
 }
+
+func random(seed, stream uint64) *rand.Rand { return rand.New(rand.NewPCG(seed, stream)) }
 
 // sleep sleeps for t; false if ctx has ended.
 func sleep(ctx context.Context, t time.Duration) bool {

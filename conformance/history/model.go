@@ -85,6 +85,7 @@ type possibility struct {
 
 const (
 	free     = 0
+	nobody   = 1 << 30 // has a lease all the same
 	slots    = 16
 	maxAgain = 15
 )
@@ -176,7 +177,7 @@ func (m *model) meanwhile(s *state, p possibility, until time.Duration) []possib
 			continue
 		}
 		for _, st := range s.pending {
-			if st.Owner == p.owner && st.Kind == Release || st.Kind == Release && m.relax == strangerReleases {
+			if st.Owner == p.owner && st.Kind == Release {
 				add(p.vacated(p.at))
 			}
 			if st.Owner == p.owner && st.Kind == Renew && m.mayLive(p) {
@@ -261,6 +262,10 @@ func (m *model) answer(may *possibilities, s *state, p possibility, st *step) {
 		}
 		if p.owner == st.Owner || m.relax == strangerReleases {
 			may.add(p.vacated(p.at))
+		}
+		if p.owner == st.Owner && m.relax == releaseKeepsLease {
+			p.owner = nobody
+			may.add(p)
 		}
 	}
 }

@@ -17,6 +17,9 @@ type Violation struct {
 	// Sentence, what it says.
 	Rule     string
 	Sentence string
+	// Or has the other rules whose breach would explain the history as well,
+	// as "2 (Ownership): a release …".
+	Or []string
 	// Call is the number, from 1, in the history of its key, of the call whose
 	// answer is the first that cannot be explained.
 	Call int
@@ -35,8 +38,12 @@ func (v *Violation) at() time.Duration { return v.Op.Return }
 
 // Error says in one sentence which rule was broken, and at which call.
 func (v *Violation) Error() string {
-	return fmt.Sprintf("rule %s is broken by call #%d on key %q, client %d's %s at %s: %s; before it the key was %s",
-		v.Rule, v.Call, v.Op.Key, v.Op.Client, v.Op, seconds(v.Op.Call), v.Sentence, v.Before)
+	or := ""
+	if len(v.Or) > 0 {
+		or = " (or " + strings.Join(v.Or, "; or ") + ")"
+	}
+	return fmt.Sprintf("rule %s is broken by call #%d on key %q, client %d's %s at %s: %s%s; before it the key was %s",
+		v.Rule, v.Call, v.Op.Key, v.Op.Client, v.Op, seconds(v.Op.Call), v.Sentence, or, v.Before)
 }
 
 // Table lists the last n calls on the key, one a line.
@@ -45,38 +52,74 @@ func (v *Violation) Table(n int) string {
 	return v.History.table(max(calls-n, 0), calls)
 }
 
-// explanation is a breach of the contract that would explain an answer.
-type explanation struct {
+// breach is a rule, and the model that breaks it.
+type breach struct {
 	relax    relaxation
-	kind     Kind // of the call whose answer is to be explained; "" for all
-	yes      bool
 	rule     string
 	sentence string
 }
 
-// explanations in the order in which they are tried: the narrow ones first,
-// because nearly everything is explained by a lock that grants twice.
-var explanations = []explanation{
-	{anyToken, Acquire, true, "3 (Fencing)", "tokens of one key strictly increase"},
-	{tokenOutOfRange, Acquire, true, "3 (Fencing)", "tokens are greater than 0 and less than 2^53"},
-	{reentry, Acquire, true, "1 (Exclusion)", "a live lease, the same owner's too, means not acquired"},
-	{strangerReleases, "", false, "2 (Ownership)", "a release acts only on a live lease of its owner"},
-	{strangerRenews, "", false, "2 (Ownership)", "a renewal acts only on a live lease of its owner"},
-	{releaseKeepsLease, Renew, true, "2 (Ownership)", "a lease that was released cannot be renewed"},
-	{releaseKeepsLease, "", false, "2 (Ownership)", "a release ends the lease"},
-	{expiredRenews, "", false, "5 (Expiry)", "an expired lease cannot be renewed, even if nobody took the key"},
-	{renewalOtherwise, "", false, "6 (Renewal)", "a renewal sets the end of the lease to now + ttl"},
-	{lateExpiry, "", false, "5 (Expiry)", "a lease ends at most ttl + slack after the answer"},
-	{doubleGrant, Acquire, true, "1 (Exclusion)", "a live lease means not acquired"},
-	{earlyExpiry, "", false, "5 (Expiry)", "a lease lives at least ttl from the moment the request was sent"},
-	{needlessRefusal, Acquire, false, "1 (Exclusion)", "without a live lease a try is granted"},
-	{doubleGrant, "", false, "1 (Exclusion)", "a live lease means not acquired"},
+// What may be wrong with an answer, in the order in which it is said if several
+// breaches explain the history equally well. What is seen comes before what may be behind it: that a live lease
+// was not respected before that a stranger's release may have ended it.
+var (
+	wronglyAcquired = []breach{
+		{anyToken, "3 (Fencing)", "tokens of one key strictly increase"},
+		{tokenOutOfRange, "3 (Fencing)", "tokens are greater than 0 and less than 2^53"},
+		{reentry, "1 (Exclusion)", "a live lease, the same owner's too, means not acquired"},
+		{doubleGrant, "1 (Exclusion)", "a live lease means not acquired"},
+		{strangerReleases, "2 (Ownership)", "a release acts only on a live lease of its owner"},
+		{renewalOtherwise, "6 (Renewal)", "a renewal sets the end of the lease to now + ttl"},
+		{earlyExpiry, "5 (Expiry)", "a lease lives at least ttl from the moment the request was sent"},
+	}
+	wronglyRefused = []breach{
+		{releaseKeepsLease, "2 (Ownership)", "a release ends the lease"},
+		{lateExpiry, "5 (Expiry)", "a lease ends at most ttl + slack after the answer"},
+		{renewalOtherwise, "6 (Renewal)", "a renewal sets the end of the lease to now + ttl"},
+		{strangerRenews, "2 (Ownership)", "a renewal acts only on a live lease of its owner"},
+		{needlessRefusal, "1 (Exclusion)", "without a live lease a try is granted"},
+	}
+	wronglyRenewed = []breach{
+		{releaseKeepsLease, "2 (Ownership)", "a lease that was released cannot be renewed"},
+		{expiredRenews, "5 (Expiry)", "an expired lease cannot be renewed, even if nobody took the key"},
+		{strangerRenews, "2 (Ownership)", "a renewal acts only on a live lease of its owner"},
+		{renewalOtherwise, "6 (Renewal)", "a renewal sets the end of the lease to now + ttl"},
+		{doubleGrant, "1 (Exclusion)", "a live lease means not acquired"},
+	}
+	wronglyNotRenewed = []breach{
+		{earlyExpiry, "5 (Expiry)", "a lease lives at least ttl from the moment the request was sent"},
+		{strangerReleases, "2 (Ownership)", "a release acts only on a live lease of its owner"},
+		{strangerRenews, "2 (Ownership)", "a renewal acts only on a live lease of its owner"},
+		{renewalOtherwise, "6 (Renewal)", "a renewal sets the end of the lease to now + ttl"},
+		{doubleGrant, "1 (Exclusion)", "a live lease means not acquired"},
+	}
+	// A release says nothing by itself, but its answer may be the last chance
+	// for another call, which is still running, to have been executed.
+	wronglyReleased = []breach{
+		{releaseKeepsLease, "2 (Ownership)", "a release ends the lease"},
+		{doubleGrant, "1 (Exclusion)", "a live lease means not acquired"},
+	}
+)
+
+func breaches(op Op) []breach {
+	switch {
+	case op.Kind == Acquire && op.Yes:
+		return wronglyAcquired
+	case op.Kind == Acquire:
+		return wronglyRefused
+	case op.Kind == Renew && op.Yes:
+		return wronglyRenewed
+	case op.Kind == Renew:
+		return wronglyNotRenewed
+	default:
+		return wronglyReleased
+	}
 }
 
 // explain finds the first answer of h that cannot be explained, and the rule.
 // It returns nil if the time did not suffice.
 func explain(h History, o Options) *Violation {
-	at, ok := firstInexplicable(h, o)
+	at, ok := firstInexplicable(h, o, strict)
 	if !ok {
 		return nil
 	}
@@ -86,14 +129,23 @@ func explain(h History, o Options) *Violation {
 			v.Call, v.Op = n+1, op
 		}
 	}
+	// Of the breaches that explain this answer, the one that explains most of
+	// what came afterwards: a store makes its mistake more than once.
 	v.Rule, v.Sentence = "1 (Exclusion)", "each method is one step, atomic for its key"
-	for _, e := range explanations {
-		if e.kind != "" && (e.kind != v.Op.Kind || e.yes != v.Op.Yes) {
-			continue
+	furthest := at
+	for _, b := range breaches(v.Op) {
+		until := h.end()
+		if explicable(h, o, until, b.relax) != porcupine.Ok {
+			if until, ok = firstInexplicable(h, o, b.relax); !ok {
+				continue
+			}
 		}
-		if explicable(v.History, o, at, e.relax) == porcupine.Ok {
-			v.Rule, v.Sentence = e.rule, e.sentence
-			break
+		switch {
+		case until > furthest:
+			furthest = until
+			v.Rule, v.Sentence, v.Or = b.rule, b.sentence, nil
+		case until == furthest && until > at:
+			v.Or = append(v.Or, fmt.Sprintf("%s: %s", b.rule, b.sentence))
 		}
 	}
 	v.Before = v.before()

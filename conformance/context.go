@@ -92,7 +92,7 @@ func checkEndedContext(t *T) {
 // interrupted calls f with a context that ends after d, and tells how late f
 // came back. stalled says that another goroutine, which only waited for the
 // same context, was late as well: then it was the machine.
-func interrupted(t *T, d time.Duration, f func(ctx context.Context) error) (err error, late time.Duration, stalled bool) {
+func interrupted(t *T, d time.Duration, f func(ctx context.Context) error) (late time.Duration, stalled bool, err error) {
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	var wg sync.WaitGroup
@@ -108,7 +108,7 @@ func interrupted(t *T, d time.Duration, f func(ctx context.Context) error) (err 
 	if err != nil && returned.Before(ended) {
 		t.Broken(fmt.Sprintf("the error %q before ctx ended", err), "an answer")
 	}
-	return err, returned.Sub(ended), noticed.Sub(ended) > endBound/5
+	return returned.Sub(ended), noticed.Sub(ended) > endBound/5, err
 }
 
 // typical measures how long a call of store takes.
@@ -132,7 +132,7 @@ func checkContextEnds(t *T) {
 	var latest time.Duration
 	for range 60 {
 		for _, m := range t.methods() {
-			_, d, stalled := interrupted(t, rand.N(2*took), func(ctx context.Context) error { return m.call(ctx, store, lease) })
+			d, stalled, _ := interrupted(t, rand.N(2*took), func(ctx context.Context) error { return m.call(ctx, store, lease) })
 			if stalled {
 				continue
 			}
@@ -166,7 +166,7 @@ func checkContextEndsInSilence(t *T) {
 			var stalled bool
 			var err error
 			for range maxAttempts { // a stall is not the store's fault
-				err, lates[i], stalled = interrupted(t, 100*time.Millisecond, func(ctx context.Context) error { return m.call(ctx, store, lease) })
+				lates[i], stalled, err = interrupted(t, 100*time.Millisecond, func(ctx context.Context) error { return m.call(ctx, store, lease) })
 				if !stalled {
 					break
 				}
@@ -195,7 +195,7 @@ func checkReleaseUndoesUnknownAcquire(t *T) {
 	for range 60 {
 		for {
 			key, owner := t.Key(), t.Owner()
-			err, _, _ := interrupted(t, rand.N(2*took), func(ctx context.Context) error {
+			_, _, err := interrupted(t, rand.N(2*took), func(ctx context.Context) error {
 				_, err := a.Acquire(ctx, key, owner, t.Long())
 				return err
 			})

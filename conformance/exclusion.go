@@ -43,6 +43,7 @@ func exclusionRules() []Rule {
 		Sentence: "A server that keeps its data keeps its leases: after a restart a live lease still excludes others, and is its owner's to renew and to release.",
 		Needs:    needs("Restart", func(c *Config) bool { return c.Restart != nil }),
 		Alone:    true,
+		Last:     true,
 		Check:    checkLeaseSurvivesRestart,
 	}, Rule{
 		Name:     "MutualExclusion",

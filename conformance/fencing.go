@@ -36,12 +36,14 @@ func fencingRules() []Rule {
 		Sentence: growing,
 		Needs:    needs("Restart", func(c *Config) bool { return c.Restart != nil }),
 		Alone:    true,
+		Last:     true,
 		Check:    checkTokenSurvivesRestart,
 	}, Rule{
 		Name:     "TokenSurvivesDataLoss",
 		Sentence: "Once the record is gone (purged, or lost by the server) tokens go on growing as long as the clock that grants is past the time of the last grant.",
 		Needs:    needs("Flush", func(c *Config) bool { return c.Flush != nil }),
 		Alone:    true,
+		Last:     true,
 		Check:    checkTokenSurvivesDataLoss,
 	}, Rule{
 		Name:     "TokenSurvivesPurge",

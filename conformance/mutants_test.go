@@ -149,8 +149,8 @@ func failing(t *testing.T, mistake string) []outcome {
 	c, rules := mutantConfig(t, mistake)
 	var failing []outcome
 	for _, rule := range rules {
-		if o := runRule(t, c, rule); o.status != passed {
-			failing = append(failing, o)
+		if s, text := runRule(t, c, rule); s != passed {
+			failing = append(failing, outcome{rule: rule, status: s, text: text})
 		}
 	}
 	return failing
@@ -166,8 +166,8 @@ func TestMutants(t *testing.T) {
 			if i < 0 {
 				t.Fatalf("there is no rule %s", m.rule)
 			}
-			if o := runRule(t, c, rules[i]); o.status != broken {
-				t.Errorf("a store that %s keeps the rule %s; got status %d: %s", m.story, m.rule, o.status, o.text)
+			if s, text := runRule(t, c, rules[i]); s != broken {
+				t.Errorf("a store that %s keeps the rule %s; got status %d: %s", m.story, m.rule, s, text)
 			}
 		})
 	}

@@ -55,6 +55,7 @@ func notifierRules() []Rule {
 		Name:     "SignalAfterRestart",
 		Sentence: "A subscription outlives a restart of the server, or its channel is closed, which means that no signals will come any more.",
 		Alone:    true,
+		Last:     true,
 		Check:    checkSignalAfterRestart,
 	})
 	notifies := needsCapability("Notifier", func(c *Config) bool { return c.probed.notifier })

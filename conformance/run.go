@@ -39,6 +39,7 @@ type outcome struct {
 	rule   Rule
 	status status
 	text   string
+	over   chan struct{} // closed when the rule has run, or will not
 }
 
 func run(t *testing.T, c Config) {
@@ -119,40 +120,47 @@ func runRules(t *testing.T, c *Config, rules []Rule) []*outcome {
 	t.Helper()
 	outcomes := make([]*outcome, len(rules))
 	groups := make(map[string][]*outcome)
-	var order []string            // of the groups
-	together := map[string]int{}  // rules of a group that need not be alone
-	var unfinished sync.WaitGroup // of those, in all groups
+	var order []string             // of the groups
+	var together, queue []*outcome // the rules that run at once, and one by one
 	for i, r := range rules {
-		outcomes[i] = &outcome{rule: r}
+		o := &outcome{rule: r, over: make(chan struct{})}
+		outcomes[i] = o
 		if groups[r.Group] == nil {
 			order = append(order, r.Group)
 		}
-		groups[r.Group] = append(groups[r.Group], outcomes[i])
-		if !r.Alone {
-			together[r.Group]++
-			unfinished.Add(1)
+		groups[r.Group] = append(groups[r.Group], o)
+		if r.Alone {
+			queue = append(queue, o)
+		} else {
+			together = append(together, o)
 		}
 	}
-	gate := make(chan struct{}, maxParallel)
-	var alone sync.Mutex
-
-	runGroup := func(t *testing.T, group []*outcome) {
-		var wg sync.WaitGroup
-		defer wg.Wait()
-		for _, o := range group {
-			wg.Go(func() {
-				if o.rule.Alone {
-					unfinished.Wait()
-					alone.Lock()
-					defer alone.Unlock()
-				} else {
-					defer unfinished.Done()
-					gate <- struct{}{}
-					defer func() { <-gate }()
-				}
-				t.Run(o.rule.Name, func(t *testing.T) { report(t, c, o) })
-			})
+	// A restart cuts connections, also those of the functions in Config.
+	slices.SortStableFunc(queue, func(a, b *outcome) int {
+		switch {
+		case a.rule.Last == b.rule.Last:
+			return 0
+		case a.rule.Last:
+			return 1
 		}
+		return -1
+	})
+	gate := make(chan struct{}, maxParallel)
+
+	runOne := func(t *testing.T, o *outcome) {
+		defer close(o.over)
+		if o.rule.Alone {
+			for _, other := range together {
+				<-other.over
+			}
+			for _, other := range queue[:slices.Index(queue, o)] {
+				<-other.over
+			}
+		} else {
+			gate <- struct{}{}
+			defer func() { <-gate }()
+		}
+		t.Run(o.rule.Name, func(t *testing.T) { report(t, c, o) })
 	}
 	// T.Run may be called from several goroutines, as long as all calls return
 	// before the test does.
@@ -162,10 +170,16 @@ func runRules(t *testing.T, c *Config, rules []Rule) []*outcome {
 			selected := false
 			t.Run(name, func(t *testing.T) {
 				selected = true
-				runGroup(t, groups[name])
+				var wg sync.WaitGroup
+				defer wg.Wait()
+				for _, o := range groups[name] {
+					wg.Go(func() { runOne(t, o) })
+				}
 			})
-			if !selected { // by -run: nobody else says that its rules are done
-				unfinished.Add(-together[name])
+			if !selected { // by -run: nobody else says that its rules are over
+				for _, o := range groups[name] {
+					close(o.over)
+				}
 			}
 		})
 	}
@@ -179,7 +193,7 @@ func report(t *testing.T, c *Config, o *outcome) {
 		o.status, o.text = notSupported, reason
 		t.Skip("not supported: " + reason)
 	}
-	*o = runRule(t, c, o.rule)
+	o.status, o.text = runRule(t, c, o.rule)
 	if reason, known := c.KnownFailing[o.rule.Name]; known {
 		switch o.status {
 		case broken:
@@ -214,8 +228,7 @@ func (c *Config) around() func(t *testing.T, f func(t *testing.T)) {
 func direct(t *testing.T, f func(t *testing.T)) { f(t) }
 
 // runRule tries a rule until it is judged.
-func runRule(t *testing.T, c *Config, rule Rule) outcome {
-	o := outcome{rule: rule}
+func runRule(t *testing.T, c *Config, rule Rule) (s status, text string) {
 	around := c.around()
 	if rule.Process {
 		around = direct
@@ -229,29 +242,22 @@ func runRule(t *testing.T, c *Config, rule Rule) outcome {
 			tt := &T{TB: rec, Config: c, rule: &rule, rec: rec, ttl: ttl}
 			rec.do(func() { rule.Check(tt) })
 		})
-		o.text = rec.text()
 		switch {
 		case rec.broken:
-			o.status = broken
+			return broken, rec.text()
 		case rec.failed:
-			o.status = failed
-			o.text = fmt.Sprintf("%s could not be checked: %s", rule.Name, o.text)
+			return failed, fmt.Sprintf("%s could not be checked: %s", rule.Name, rec.text())
 		case rec.skipped:
-			o.status = skipped
-		case rec.again != "":
-			o.status = notJudged
-			reasons = append(reasons, fmt.Sprintf("with a ttl of %v: %s", ttl, rec.again))
-			// A stall that spoiled a short lease is small beside a longer one.
-			ttl = min(2*ttl, 4*c.TTL)
-			continue
-		default:
-			o.status = passed
+			return skipped, rec.text()
+		case rec.again == "":
+			return passed, rec.text()
 		}
-		return o
+		reasons = append(reasons, fmt.Sprintf("with a ttl of %v: %s", ttl, rec.again))
+		// A stall that spoiled a short lease is small beside a longer one.
+		ttl = min(2*ttl, 4*c.TTL)
 	}
-	o.text = fmt.Sprintf("%s could not be judged, the store or the machine is too slow for Config.TTL:\n  %s",
+	return notJudged, fmt.Sprintf("%s could not be judged, the store or the machine is too slow for Config.TTL:\n  %s",
 		rule.Name, strings.Join(reasons, "\n  "))
-	return o
 }
 
 // summary says in words what was checked and what was not.

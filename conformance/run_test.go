@@ -233,7 +233,6 @@ func (s *fileStore) update(ctx context.Context, key string, f func(l *fileLease)
 	for {
 		err := os.Mkdir(s.path+".lock", 0o700)
 		if err == nil {
-			defer os.Remove(s.path + ".lock")
 			break
 		}
 		if !errors.Is(err, fs.ErrExist) {
@@ -244,6 +243,7 @@ func (s *fileStore) update(ctx context.Context, key string, f func(l *fileLease)
 		}
 		time.Sleep(100 * time.Microsecond)
 	}
+	defer os.Remove(s.path + ".lock")
 	leases := make(map[string]*fileLease)
 	text, err := os.ReadFile(s.path)
 	if err == nil {

@@ -9,9 +9,10 @@ import (
 	"testing"
 	"time"
 
-	"github.com/leasekit/leasekit/internal/testserver"
-	"github.com/leasekit/leasekit/stores/redis"
 	"github.com/redis/go-redis/v9"
+
+	"github.com/leasekit/leasekit/internal/testserver"
+	redisstore "github.com/leasekit/leasekit/stores/redis"
 )
 
 // BenchmarkFloor compares acquire and release with the least that a lock in

@@ -11,11 +11,12 @@ import (
 	"testing"
 	"time"
 
+	"github.com/redis/go-redis/v9"
+
 	"github.com/leasekit/leasekit/conformance"
 	"github.com/leasekit/leasekit/core"
 	"github.com/leasekit/leasekit/internal/testserver"
-	"github.com/leasekit/leasekit/stores/redis"
-	"github.com/redis/go-redis/v9"
+	redisstore "github.com/leasekit/leasekit/stores/redis"
 )
 
 // addrEnv names the server in the processes that the suite starts.
@@ -126,8 +127,8 @@ func refusals(server *testserver.Server) []conformance.Refusal {
 	return []conformance.Refusal{
 		begin("DemotedMaster", func(ctx context.Context, admin *redis.Client) (func() error, error) {
 			// Of a master that does not answer, so that the data stays.
-			return func() error { return admin.SlaveOf(ctx, "NO", "ONE").Err() },
-				admin.SlaveOf(ctx, "127.0.0.1", "1").Err()
+			return func() error { return admin.Do(ctx, "REPLICAOF", "NO", "ONE").Err() },
+				admin.Do(ctx, "REPLICAOF", "127.0.0.1", "1").Err()
 		}, nil),
 		begin("OutOfMemory", set("maxmemory", "1", "0"), nil),
 		begin("FullDisk", func(ctx context.Context, admin *redis.Client) (func() error, error) {

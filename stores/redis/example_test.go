@@ -7,9 +7,10 @@ import (
 	"log"
 	"time"
 
-	"github.com/leasekit/leasekit/core"
-	"github.com/leasekit/leasekit/stores/redis"
 	"github.com/redis/go-redis/v9"
+
+	"github.com/leasekit/leasekit/core"
+	redisstore "github.com/leasekit/leasekit/stores/redis"
 )
 
 func ExampleNew() {
@@ -17,13 +18,13 @@ func ExampleNew() {
 	defer client.Close()
 	store, err := redisstore.New(client, redisstore.Options{})
 	if err != nil {
-		log.Fatal(err)
+		log.Panic(err)
 	}
 	defer store.Close()
 
 	strategy, err := core.NewStrategy(store, core.Options{TTL: 30 * time.Second, Wait: time.Minute})
 	if err != nil {
-		log.Fatal(err)
+		log.Panic(err)
 	}
 	err = strategy.Do(context.Background(), "nightly-report", func(ctx context.Context) error {
 		token, _ := core.TokenFor(ctx, "nightly-report")
@@ -33,7 +34,7 @@ func ExampleNew() {
 	if core.IsRejection(err) {
 		fmt.Println("somebody else is at it")
 	} else if err != nil {
-		log.Fatal(err)
+		log.Panic(err)
 	}
 }
 
@@ -45,7 +46,7 @@ func ExampleNew_cluster() {
 	defer client.Close()
 	store, err := redisstore.New(client, redisstore.Options{Prefix: "billing:locks:"})
 	if err != nil {
-		log.Fatal(err)
+		log.Panic(err)
 	}
 	defer store.Close()
 }

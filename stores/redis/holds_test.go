@@ -9,10 +9,11 @@ import (
 	"testing"
 	"time"
 
+	"github.com/redis/go-redis/v9"
+
 	"github.com/leasekit/leasekit/core"
 	"github.com/leasekit/leasekit/internal/testserver"
-	"github.com/leasekit/leasekit/stores/redis"
-	"github.com/redis/go-redis/v9"
+	redisstore "github.com/leasekit/leasekit/stores/redis"
 )
 
 // TestManyHolds keeps many leases alive in one process: none is lost, and a hold

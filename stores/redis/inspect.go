@@ -10,8 +10,9 @@ import (
 	"sync"
 	"time"
 
-	"github.com/leasekit/leasekit/core"
 	"github.com/redis/go-redis/v9"
+
+	"github.com/leasekit/leasekit/core"
 )
 
 // pageSize is how many keys the server is asked to look at in one SCAN: some

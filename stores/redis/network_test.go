@@ -12,10 +12,11 @@ import (
 	"testing"
 	"time"
 
+	"github.com/redis/go-redis/v9"
+
 	"github.com/leasekit/leasekit/core"
 	"github.com/leasekit/leasekit/internal/testserver"
-	"github.com/leasekit/leasekit/stores/redis"
-	"github.com/redis/go-redis/v9"
+	redisstore "github.com/leasekit/leasekit/stores/redis"
 )
 
 // quiet is a logger for strategies whose troubles a test makes itself.
@@ -364,8 +365,7 @@ func TestStrategyOverBadNetwork(t *testing.T) {
 			took = time.Since(began)
 			return context.Cause(ctx)
 		})
-		var lost *core.LostError
-		if !errors.As(err, &lost) {
+		if _, lost := errors.AsType[*core.LostError](err); !lost {
 			t.Errorf("error %v, want a LostError", err)
 		}
 		t.Logf("loss seen %v after the acquire, ttl %v", took.Round(time.Millisecond), ttl)

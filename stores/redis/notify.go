@@ -511,7 +511,7 @@ func (l *link) reroute() {
 func (l *link) read(conn *redis.PubSub) error {
 	for {
 		message, err := conn.Receive(l.hub.ctx)
-		if err = l.handle(conn, message, err); err != nil {
+		if err := l.handle(conn, message, err); err != nil {
 			return err
 		}
 	}

@@ -4,10 +4,11 @@ import (
 	"crypto/rand"
 	"testing"
 
+	"github.com/redis/go-redis/v9"
+
 	"github.com/leasekit/leasekit/core"
 	"github.com/leasekit/leasekit/internal/testserver"
-	"github.com/leasekit/leasekit/stores/redis"
-	"github.com/redis/go-redis/v9"
+	redisstore "github.com/leasekit/leasekit/stores/redis"
 )
 
 func TestMain(m *testing.M) { testserver.Main(m) }

@@ -9,8 +9,9 @@ import (
 	"strconv"
 	"time"
 
-	"github.com/leasekit/leasekit/core"
 	"github.com/redis/go-redis/v9"
+
+	"github.com/leasekit/leasekit/core"
 )
 
 // The defaults of [Options].

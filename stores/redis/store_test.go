@@ -486,3 +486,61 @@ func (asRedis6) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 		return next(ctx, cmd)
 	}
 }
+
+// The rights that docs/stores.md names are enough, and none is too many.
+func TestLeastRights(t *testing.T) {
+	server := testserver.StartRedis(t)
+	admin := connect(t, server.Addr, nil)
+	rights := map[string][]any{
+		"lock": {"~leasekit:*", "+evalsha", "+eval", "+hmget", "+hset", "+exists", "+type", "+time", "+pexpireat"},
+		"wait": {"&leasekit:*", "+spublish", "+ssubscribe", "+sunsubscribe", "+ping"},
+		"list": {"+scan", "+script|load"},
+	}
+	as := func(user string, rules ...[]any) *redisstore.Store {
+		args := []any{"ACL", "SETUSER", user, "on", ">secret", "resetchannels"}
+		must(t, admin.Do(t.Context(), append(args, slices.Concat(rules...)...)...).Err())
+		client := connect(t, server.Addr, func(o *redis.Options) { o.Username, o.Password = user, "secret" })
+		return newStore(t, client, redisstore.Options{Logger: quiet})
+	}
+	lock := func(store *redisstore.Store) error {
+		if _, err := store.Acquire(t.Context(), "k", "me", time.Minute); err != nil {
+			return err
+		}
+		if _, err := store.Renew(t.Context(), "k", "me", time.Minute); err != nil {
+			return err
+		}
+		return store.Release(t.Context(), "k", "me")
+	}
+	all := as("all", rights["lock"], rights["wait"], rights["list"])
+	signals, _ := subscribe(t, all, "k")
+	must(t, lock(all))
+	mustSignal(t, signals)
+	if _, err := all.Acquire(t.Context(), "k", "me", time.Minute); err != nil {
+		t.Error(err)
+	}
+	must(t, admin.ScriptFlush(t.Context()).Err())
+	if got := leases(t, all, core.LeaseQuery{}); len(got) != 1 {
+		t.Errorf("%d leases listed, want 1", len(got))
+	}
+	if _, broken, err := all.Break(t.Context(), "k"); err != nil || !broken {
+		t.Errorf("Break: %v, %v", broken, err)
+	}
+	must(t, lock(as("locks", rights["lock"])))
+	must(t, admin.Set(t.Context(), "leasekit:foreign", "x", 0).Err())
+	if err := as("locks", rights["lock"]).Release(t.Context(), "foreign", "me"); err == nil || !strings.Contains(err.Error(), "a string") {
+		t.Errorf("a foreign value: error %v, want one that names its type", err)
+	}
+
+	// Each is needed by something of this; EXISTS by the first Acquire of a key.
+	for i, right := range rights["lock"] {
+		if right == "+type" {
+			continue // for the error about a foreign value only
+		}
+		must(t, admin.FlushAll(t.Context()).Err())
+		must(t, admin.ScriptFlush(t.Context()).Err())
+		user := fmt.Sprint("without-", i)
+		if err := lock(as(user, slices.DeleteFunc(slices.Clone(rights["lock"]), func(r any) bool { return r == right }))); err == nil {
+			t.Errorf("without %v: no error", right)
+		}
+	}
+}

@@ -133,7 +133,8 @@ type Config struct {
 	// adds to this one, or what your store promises on top.
 	Rules []Rule
 
-	probed probed
+	// first is a client that has been closed: for its type.
+	first core.LockStore
 }
 
 // Faults says how to reach the server through a proxy:

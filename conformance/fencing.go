@@ -24,6 +24,11 @@ func fencingRules() []Rule {
 		Sentence: "Renewal keeps the token, and the next acquisition's is greater.",
 		Check:    checkTokenGrowsAfterRenewal,
 	}, Rule{
+		Name:     "RenewKeepsToken",
+		Sentence: "Renewal keeps the token, and a stranger's Renew, a refused try or Release do not change it either.",
+		Needs:    needsCapability[core.Inspector]("Inspector"),
+		Check:    checkRenewKeepsToken,
+	}, Rule{
 		Name:     "TokensGrowUnderContention",
 		Sentence: growing + " The token is drawn when the lease is granted, not before.",
 		Check:    checkTokensGrowUnderContention,
@@ -106,6 +111,39 @@ func checkTokenGrowsAfterRenewal(t *T) {
 		tokens.next(lease.Token, "when the lease before had been renewed and released")
 		lease.MustRelease()
 	}
+}
+
+func checkRenewKeepsToken(t *T) {
+	a, b := t.Open(), t.Open()
+	lease := t.Acquire(a, t.Key(), t.Long())
+	for _, step := range []struct {
+		name string
+		do   func()
+	}{
+		{"the acquisition", func() {}},
+		{"a renewal", func() { lease.MustRenew(t.Long()) }},
+		{"a stranger's renewal", func() { t.MustNotRenew(b, lease.Key, t.Owner(), t.Long(), "a stranger") }},
+		{"a refused try", func() { lease.MustBeHeld(b) }},
+		{"a stranger's release", func() { t.MustRelease(b, lease.Key, t.Owner()) }},
+	} {
+		step.do()
+		if token := t.tokenOf(b, lease.Key); token != lease.Token {
+			t.Broken(fmt.Sprintf("token %d after %s, %d was granted", token, step.name, lease.Token), "the same")
+		}
+	}
+	lease.MustRelease()
+}
+
+// tokenOf returns the token of the live lease on key, as an operator sees it.
+func (t *T) tokenOf(store core.LockStore, key string) int64 {
+	for info, err := range capability[core.Inspector](t, store).Leases(t.Context(), core.LeaseQuery{Key: key}) {
+		if err != nil {
+			t.Broken(fmt.Sprintf("Leases returned the error %q", err), "the lease")
+		}
+		return info.Token
+	}
+	t.Broken("Leases shows no lease", "the one that is held")
+	return 0
 }
 
 func checkTokensGrowUnderContention(t *T) {

@@ -51,6 +51,7 @@ var mutants = []mutant{
 	{name: "TokenIsTime", rule: "TokenGrowsAfterRelease", story: "takes a clock of milliseconds for the token"},
 	{name: "TokenResetOnExpiry", rule: "TokenGrowsAfterExpiry", story: "replaces an expired record, and begins again at 1"},
 	{name: "RenewResetsToken", rule: "TokenGrowsAfterRenewal", story: "writes the whole record when it renews, with a new token of 1"},
+	{name: "RenewBumpsToken", rule: "RenewKeepsToken", story: "takes a renewal for an acquisition, and draws a new token"},
 	{name: "TokenDrawnEarly", rule: "TokensGrowUnderContention", story: "draws the token from a sequence before it has the row"},
 	{name: "TokenCountedByClient", rule: "TokenSurvivesReopen", story: "counts in the client"},
 	{name: "TokenCounterInServerMemory", rule: "TokenSurvivesRestart", story: "counts in the server's memory"},
@@ -135,7 +136,7 @@ func mutantConfig(t *testing.T, mistake string) (*Config, []Rule) {
 	t.Helper()
 	c := referenceConfig(mistake)
 	c.Around = inBubble
-	c.probed.notifier = true
+	c.first = (*client)(nil)
 	rules, err := c.prepare()
 	if err != nil {
 		t.Fatal(err)

@@ -58,7 +58,7 @@ func notifierRules() []Rule {
 		Last:     true,
 		Check:    checkSignalAfterRestart,
 	})
-	notifies := needsCapability("Notifier", func(c *Config) bool { return c.probed.notifier })
+	notifies := needsCapability[core.Notifier]("Notifier")
 	for i := range rules {
 		rules[i].Needs = notifies
 	}

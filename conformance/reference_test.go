@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"iter"
 	"math"
 	"slices"
 	"strings"
@@ -302,6 +303,8 @@ func (s *server) renew(key, owner string, ttl time.Duration, clock time.Time) (b
 		return false, nil
 	}
 	switch s.mistake {
+	case "RenewBumpsToken":
+		r.expires, r.token = now.Add(ttl), r.token+1
 	case "RenewAdds":
 		r.expires = r.expires.Add(ttl)
 	case "RenewDoesNothing":
@@ -418,6 +421,7 @@ type client struct {
 var (
 	_ core.LockStore = (*client)(nil)
 	_ core.Notifier  = (*client)(nil)
+	_ core.Inspector = (*client)(nil)
 )
 
 func newClient(t testing.TB, s *server) *client {
@@ -736,6 +740,30 @@ func (c *client) Subscribe(ctx context.Context, key string) (<-chan struct{}, fu
 		go func() { time.Sleep(time.Hour) }()
 	}
 	return sub.ch, unsubscribe, nil
+}
+
+// Leases implements [core.Inspector].
+func (c *client) Leases(ctx context.Context, q core.LeaseQuery) iter.Seq2[core.LeaseInfo, error] {
+	return func(yield func(core.LeaseInfo, error) bool) {
+		var found []core.LeaseInfo
+		err := c.call(ctx, func() {
+			now := time.Now()
+			for key, r := range c.srv.records {
+				if (q.Key == "" || q.Key == key) && strings.HasPrefix(key, q.Prefix) && c.srv.live(r, now, now) {
+					found = append(found, core.LeaseInfo{Key: key, Label: core.OwnerLabel(r.owner), Token: r.token, Left: r.expires.Sub(now)})
+				}
+			}
+		})
+		if err != nil {
+			yield(core.LeaseInfo{}, err)
+			return
+		}
+		for _, info := range found {
+			if !yield(info, nil) {
+				return
+			}
+		}
+	}
 }
 
 // referenceConfig is the configuration of the reference store, with every

@@ -45,37 +45,33 @@ func needs(field string, has func(c *Config) bool) func(c *Config) string {
 	}
 }
 
-// capability returns the capability C of store; its absence is for
-// [Rule.Needs] to find.
-func capability[C any](t *T, store core.LockStore) C {
-	t.Helper()
-	c, ok := core.Capability[C](store)
-	if !ok {
-		t.Fatalf("%T has not the capability that the first client had", store)
-	}
-	return c
-}
-
-// needsCapability is the [Rule.Needs] of a rule about an optional interface of
-// stores. has is found out once, when the run begins.
-func needsCapability(name string, has func(c *Config) bool) func(c *Config) string {
+// needsCapability is the [Rule.Needs] of a rule about C, an optional interface
+// of stores that package core calls name.
+func needsCapability[C any](name string) func(c *Config) string {
 	return func(c *Config) string {
-		if has(c) {
+		if _, ok := core.Capability[C](c.first); ok {
 			return ""
 		}
 		return "the store is no core." + name
 	}
 }
 
-// probed is what a first client of the backend told about itself.
-type probed struct{ notifier bool }
+// capability returns the capability C of a client.
+func capability[C any](t *T, store core.LockStore) C {
+	t.Helper()
+	c, ok := core.Capability[C](store)
+	if !ok {
+		t.Fatalf("this client (%T) lacks a capability that the first one has", store)
+	}
+	return c
+}
 
+// probe opens a first client, which tells whether there is a server at all, and
+// what capabilities the store has.
 func (c *Config) probe(t testing.TB) {
 	s := &scope{TB: t}
 	defer s.close()
-	store := c.Open(s)
-	if store == nil {
+	if c.first = c.Open(s); c.first == nil {
 		t.Fatal("conformance: Config.Open returned nil")
 	}
-	_, c.probed.notifier = core.Capability[core.Notifier](store)
 }

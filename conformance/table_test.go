@@ -56,15 +56,17 @@ func needed(r Rule) string {
 	if r.Needs == nil {
 		return "`Open`"
 	}
-	why := r.Needs(&Config{})
-	if field, ok := strings.CutPrefix(why, "set Config."); ok {
-		return "`" + field + "`"
+	var needed []string
+	// Without anything, and then with all capabilities.
+	for _, c := range []Config{{}, {first: (*client)(nil)}} {
+		why := r.Needs(&c)
+		if field, ok := strings.CutPrefix(why, "set Config."); ok {
+			needed = append(needed, "`"+field+"`")
+		} else if name, ok := strings.CutPrefix(why, "the store is no core."); ok {
+			needed = append(needed, "a `core."+name+"`")
+		}
 	}
-	with := Config{probed: probed{notifier: true}}
-	if field, ok := strings.CutPrefix(r.Needs(&with), "set Config."); ok {
-		return "a `Notifier`, `" + field + "`"
-	}
-	return "a `Notifier`"
+	return strings.Join(slices.Compact(needed), ", ")
 }
 
 func TestRulesTable(t *testing.T) {

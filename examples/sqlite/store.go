@@ -32,9 +32,10 @@ import (
 	"math/rand/v2"
 	"time"
 
-	"github.com/leasekit/leasekit/core"
 	"modernc.org/sqlite"
-	lib "modernc.org/sqlite/lib"
+	sqlite3 "modernc.org/sqlite/lib"
+
+	"github.com/leasekit/leasekit/core"
 )
 
 const (
@@ -159,7 +160,7 @@ func (s *Store) run(ctx context.Context, f func() error) error {
 			return nil
 		case ctx.Err() != nil: // the driver says "interrupted"
 			return fmt.Errorf("sqlite: %w", ctx.Err())
-		case !errors.As(err, &busy) || busy.Code()&0xff != lib.SQLITE_BUSY:
+		case !errors.As(err, &busy) || busy.Code()&0xff != sqlite3.SQLITE_BUSY:
 			return fmt.Errorf("sqlite: %w", err)
 		}
 		select {

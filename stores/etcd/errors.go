@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"strings"
-	"time"
 
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	"google.golang.org/grpc/codes"
@@ -79,29 +78,4 @@ func watchError(err error) error {
 		}
 	}
 	return err
-}
-
-// maxPauses bounds how often a request is sent again: 50 + 100 + 200 + 6 x 400
-// ms is more than an election takes.
-const maxPauses = 9
-
-var errTooManyTries = errors.New("tried too often")
-
-// pause sleeps before a request is sent for the n-th time again, not at all for
-// n = 0. It returns an error if sending makes no sense any more.
-func pause(ctx context.Context, n int) error {
-	switch {
-	case n > maxPauses:
-		return errTooManyTries
-	case n == 0 || ctx.Err() != nil:
-		return ctx.Err()
-	}
-	timer := time.NewTimer(min(25*time.Millisecond<<n, 400*time.Millisecond))
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
-	}
 }

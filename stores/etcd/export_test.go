@@ -52,10 +52,6 @@ func Remembered(s *Store) (holds, queue, tries, held, watches int) {
 
 // Limits that tests rely on.
 const (
-	MaxIdle  = maxIdle
-	MaxRead  = maxRead
-	Stalled  = stalled
-	MinLife  = minLife
-	MaxHeld  = maxHeld
-	TryBound = tryPatience
+	MaxIdle = maxIdle
+	MaxRead = maxRead
 )

@@ -11,10 +11,10 @@ import (
 	"google.golang.org/grpc/codes"
 )
 
-// stalled is after how long without an answer the stream of a caller who gave
-// up counts as broken. It is more than the server takes to revoke an expired
-// lease in front.
-const stalled = 600 * time.Millisecond
+// stalled is after how long without any answer a stream counts as broken, and
+// another one is opened, to another member if there is one. It is more than the
+// server takes to revoke an expired lease that stands in front.
+const stalled = time.Second
 
 var (
 	errSequence  = errors.New("answer for another lease than the one asked for")
@@ -41,6 +41,9 @@ type keeper struct {
 type stream struct {
 	cancel context.CancelFunc
 	flight []*beat // sent and not answered, in order
+	// progress is when the stream was last heard of: opened, or answered, or
+	// not yet in use.
+	progress time.Time
 }
 
 // beat is one keep-alive.
@@ -89,12 +92,17 @@ func (k *keeper) enqueue(b *beat) {
 // came so late that the lease may have been about to be revoked. An error means
 // that there was no answer; those that may be over soon are tried again.
 func (k *keeper) wait(ctx context.Context, b *beat) (bool, error) {
-	for n := 1; ; n++ {
+	look := time.NewTicker(stalled)
+	defer look.Stop()
+	for n := 1; ; {
 		select {
 		case <-b.done:
 		case <-ctx.Done():
 			k.abandon(b)
 			return false, ctx.Err()
+		case <-look.C:
+			k.look()
+			continue
 		}
 		if b.err == nil || !worthAnotherStream(b.err) {
 			return b.alive, b.err
@@ -102,6 +110,7 @@ func (k *keeper) wait(ctx context.Context, b *beat) (bool, error) {
 		if err := pause(ctx, n); err != nil {
 			return false, errors.Join(ctx.Err(), b.err)
 		}
+		n++
 		b = k.send(b.lease)
 	}
 }
@@ -122,19 +131,20 @@ func worthAnotherStream(err error) bool {
 	}
 }
 
-// abandon says that nobody waits for b any more. A stream that has not answered
-// for long is given up, for the good of those who come later.
+// abandon says that nobody waits for b any more.
 func (k *keeper) abandon(b *beat) {
-	t := k.s.clock()
+	k.mu.Lock()
+	b.gone = true
+	k.mu.Unlock()
+	k.look()
+}
+
+// look gives the stream up if it has stalled. Whoever waits for it is told, and
+// sends on another one.
+func (k *keeper) look() {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	b.gone = true
-	select {
-	case <-b.done:
-		return
-	default:
-	}
-	if k.stream != nil && t.mono.Sub(b.sent.mono) > stalled {
+	if k.stream != nil && len(k.stream.flight) > 0 && time.Since(k.stream.progress) >= stalled {
 		k.stream.cancel()
 	}
 }
@@ -191,6 +201,9 @@ func (k *keeper) take() (batch []*beat, ready bool) {
 	if k.stream == nil {
 		return batch, false
 	}
+	if len(k.stream.flight) == 0 {
+		k.stream.progress = time.Now()
+	}
 	k.stream.flight = append(k.stream.flight, batch...)
 	return batch, true
 }
@@ -198,9 +211,9 @@ func (k *keeper) take() (batch []*beat, ready bool) {
 // connect opens a stream with batch in flight.
 func (k *keeper) connect(batch []*beat) (pb.Lease_LeaseKeepAliveClient, error) {
 	ctx, cancel := context.WithCancel(k.s.ctx)
-	st := &stream{cancel: cancel}
+	st := &stream{cancel: cancel, flight: batch, progress: time.Now()}
 	k.mu.Lock()
-	k.stream = st // so that whoever has waited too long can give it up
+	k.stream = st // so that it can be given up while it is being opened
 	k.mu.Unlock()
 	wire, err := k.open(ctx)
 	k.mu.Lock()
@@ -213,7 +226,7 @@ func (k *keeper) connect(batch []*beat) (pb.Lease_LeaseKeepAliveClient, error) {
 		cancel()
 		return nil, err
 	}
-	st.flight = batch
+	st.progress = time.Now()
 	return wire, nil
 }
 
@@ -243,6 +256,7 @@ func (k *keeper) receive(st *stream, wire pb.Lease_LeaseKeepAliveClient) {
 		b := st.flight[0]
 		st.flight[0] = nil
 		st.flight = st.flight[1:]
+		st.progress = time.Now()
 		k.mu.Unlock()
 
 		// etcd decides that a lease has expired, and revokes it a little

@@ -126,14 +126,19 @@ func (p *leasePool) get(ctx context.Context, ttl time.Duration, start instant) (
 }
 
 func (p *leasePool) grant(ctx context.Context, class int64) (*lease, error) {
+	// A grant that is executed twice, or whose outcome is not known, leaves an
+	// empty lease, which ends by itself.
 	l := &lease{class: class, sent: p.s.clock()}
-	// A grant whose outcome is not known leaves at worst an empty lease, which
-	// ends by itself.
-	resp, err := p.s.client.Grant(ctx, class)
+	_, err := resend(ctx, writePatience, func(ctx context.Context) error {
+		resp, err := p.s.client.Grant(ctx, class)
+		if err == nil {
+			l.id, l.ttl = resp.ID, time.Duration(resp.TTL)*time.Second
+		}
+		return err
+	})
 	if err != nil {
 		return nil, err
 	}
-	l.id, l.ttl = resp.ID, time.Duration(resp.TTL)*time.Second
 	return l, nil
 }
 

@@ -233,7 +233,7 @@ func (s *Store) put(ctx context.Context, id holdID, name string, l *lease) (core
 		[]clientv3.Cmp{clientv3.Compare(clientv3.CreateRevision(name), "=", 0)},
 		[]clientv3.Op{clientv3.OpPut(name, id.owner, clientv3.WithLease(l.id))},
 		[]clientv3.Op{clientv3.OpGet(name)})
-	resp, sent, err := s.do(ctx, op)
+	resp, sent, err := s.do(ctx, writePatience, op)
 	switch {
 	case isLeaseNotFound(err):
 		return core.Grant{}, err
@@ -349,7 +349,7 @@ func (s *Store) move(ctx context.Context, h *hold, id holdID, name string, ttl t
 			[]clientv3.Cmp{clientv3.Compare(clientv3.ModRevision(name), "=", kv.ModRevision)},
 			[]clientv3.Op{clientv3.OpPut(name, id.owner, clientv3.WithLease(l.id))},
 			[]clientv3.Op{clientv3.OpGet(name)})
-		resp, sent, err := s.do(ctx, op)
+		resp, sent, err := s.do(ctx, writePatience, op)
 		switch {
 		case isLeaseNotFound(err) && !again:
 			s.leases.forget()
@@ -407,7 +407,7 @@ func (s *Store) Release(ctx context.Context, key, owner string) error {
 		[]clientv3.Cmp{clientv3.Compare(clientv3.Value(name), "=", owner)},
 		[]clientv3.Op{clientv3.OpDelete(name)},
 		[]clientv3.Op{clientv3.OpGet(name)})
-	resp, _, err := s.do(ctx, op)
+	resp, _, err := s.do(ctx, writePatience, op)
 	l := s.holds.remove(h)
 	if err != nil {
 		if l != nil {
@@ -446,31 +446,25 @@ func (s *Store) revoke(ctx context.Context, l *lease) error {
 
 // get reads a key, linearizably. nil means that there is none.
 func (s *Store) get(ctx context.Context, name string) (*mvccpb.KeyValue, error) {
-	resp, err := s.client.Get(ctx, name)
+	var resp *clientv3.GetResponse
+	_, err := resend(ctx, readPatience, func(ctx context.Context) (err error) {
+		resp, err = s.client.Get(ctx, name)
+		return err
+	})
 	if err != nil || len(resp.Kvs) == 0 {
 		return nil, err
 	}
 	return resp.Kvs[0], nil
 }
 
-// do sends a transaction, again while etcd is unavailable. All transactions of
-// the store can be told from a second delivery of themselves. sent counts the
-// deliveries that etcd may execute, or have executed; it is 0 when it certainly
-// refused.
-func (s *Store) do(ctx context.Context, op clientv3.Op) (resp clientv3.OpResponse, sent int, err error) {
-	for {
+// do sends a transaction. All that the store sends can be told from a second
+// delivery of themselves. For sent see [resend].
+func (s *Store) do(ctx context.Context, patience time.Duration, op clientv3.Op) (resp clientv3.OpResponse, sent int, err error) {
+	sent, err = resend(ctx, patience, func(ctx context.Context) (err error) {
 		resp, err = s.client.Do(ctx, op)
-		if err == nil {
-			return resp, sent + 1, nil
-		}
-		if isRefusal(err) {
-			return resp, sent, err
-		}
-		sent++
-		if !isTransient(err) || pause(ctx, sent) != nil {
-			return resp, sent, err
-		}
-	}
+		return err
+	})
+	return resp, sent, err
 }
 
 // usable returns an error if a call cannot even begin.

@@ -3,10 +3,12 @@ package etcdstore_test
 import (
 	"context"
 	"errors"
+	"flag"
 	"fmt"
 	"math/rand/v2"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -532,6 +534,47 @@ func TestReleaseThatFailsIsMadeUpFor(t *testing.T) {
 	release(t, store, key, "successor")
 }
 
+// A member that is frozen or cut off says nothing. The client does not notice
+// for minutes, so the store sends again, which goes to the next member.
+func TestUnansweredRequestGoesOutAgain(t *testing.T) {
+	client, w := connectOver(t, testserver.Etcd(t).URL)
+	store, key := open(t, client, etcdstore.Options{}), random("silent-")
+	silent := func(kind string) (waited func() bool) {
+		var first atomic.Bool
+		w.set(func(ctx context.Context, r request, deliver func(context.Context) error) error {
+			if r.kind == kind && first.CompareAndSwap(false, true) {
+				<-ctx.Done()
+				return status.FromContextError(ctx.Err()).Err()
+			}
+			return deliver(ctx)
+		})
+		return first.Load
+	}
+	for _, step := range []struct {
+		kind string
+		do   func()
+	}{
+		{"grant", func() { acquire(t, store, key, "owner", ttl) }},
+		{"read", func() {
+			if renewed, err := store.Renew(t.Context(), key, "owner", ttl); !renewed || err != nil {
+				t.Errorf("Renew = %t, %v; want true, nil", renewed, err)
+			}
+		}},
+		{"delete", func() { release(t, store, key, "owner") }},
+		{"put", func() { acquire(t, store, key, "owner", ttl) }},
+	} {
+		waited := silent(step.kind)
+		step.do()
+		if !waited() {
+			t.Errorf("no %s was sent", step.kind)
+		}
+	}
+	lease, _ := keyOf(t, client, key)
+	release(t, store, key, "owner")
+	// The first put may still be on its way.
+	eventually(t, "the lease of the second put is revoked", func() bool { return gone(t, client, lease) })
+}
+
 // A server that refuses must not be pressed harder: nothing is revoked when it
 // is certain that nothing was done.
 func TestRefusedAcquireCostsNothingMore(t *testing.T) {
@@ -823,15 +866,13 @@ func TestManyRenewalsGoOutTogether(t *testing.T) {
 			t.Errorf("%d writes, want none", n)
 		}
 	}
-	each(256, func(key string) { release(t, store, key, "owner") })
 }
+
+var onceKeys = flag.Int("once-keys", 10_000, "how many keys TestNothingIsLeftOfKeysLockedOnce locks")
 
 // What is left of keys that were locked once, on the server and in memory.
 func TestNothingIsLeftOfKeysLockedOnce(t *testing.T) {
-	keys := 100_000
-	if testing.Short() {
-		keys = 5_000
-	}
+	keys := *onceKeys
 	client := connect(t, testserver.Etcd(t).URL)
 	prefix := random("once-") + "/"
 	store := open(t, client, etcdstore.Options{Prefix: prefix})

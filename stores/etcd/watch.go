@@ -151,7 +151,7 @@ func signal(signals chan<- struct{}) {
 func (ws *watches) run(w *watch) {
 	var err error
 	confirmed := false
-	for n := 1; pause(w.ctx, min(n-1, maxPauses)) == nil; n++ {
+	for n := 1; pause(w.ctx, min(n-1, maxResends)) == nil; n++ {
 		// From the present on, without a revision: a watcher that begins in
 		// the past is served by a loop that comes by every 100 ms. What
 		// happened before it was created is no loss: whoever subscribes tries

@@ -57,6 +57,9 @@ func setting(name, value string) func(*pgxpool.Config) {
 	return func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams[name] = value }
 }
 
+// fast spares tests that are not about durability the disk.
+func fast(c *pgxpool.Config) { setting("synchronous_commit", "off")(c) }
+
 // newTable makes a table for this test alone, and returns the options for it.
 func newTable(t testing.TB, pool *pgxpool.Pool) pgstore.Options {
 	t.Helper()

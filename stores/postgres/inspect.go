@@ -2,6 +2,7 @@ package pgstore
 
 import (
 	"context"
+	"encoding/hex"
 	"iter"
 	"math"
 	"time"
@@ -71,11 +72,20 @@ func (s *Store) page(ctx context.Context, from, to []byte) ([]core.LeaseInfo, er
 	return page, err
 }
 
-// info reads a row of key, owner, token and rest.
+// info reads a row of key, owner, token and rest. Key and owner come in
+// hexadecimal, for as bytea in text they would depend on bytea_output.
 func (s *Store) info(row pgx.Rows) (core.LeaseInfo, error) {
-	var key, owner []byte
+	var hexKey, hexOwner string
 	var token, rest int64
-	if err := row.Scan(&key, &owner, &token, &rest); err != nil {
+	if err := row.Scan(&hexKey, &hexOwner, &token, &rest); err != nil {
+		return core.LeaseInfo{}, err
+	}
+	key, err := hex.DecodeString(hexKey)
+	if err != nil {
+		return core.LeaseInfo{}, err
+	}
+	owner, err := hex.DecodeString(hexOwner)
+	if err != nil {
 		return core.LeaseInfo{}, err
 	}
 	return core.LeaseInfo{

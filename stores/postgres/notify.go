@@ -353,13 +353,11 @@ func (l *listener) dial(ctx context.Context) (*pgx.Conn, error) {
 
 // listen sends LISTEN, and makes sure that notifications come through.
 func (l *listener) listen(ctx context.Context, conn *pgx.Conn) error {
-	// The simple protocol, because LISTEN takes no argument and nothing must be
-	// left prepared behind a pooler.
-	if _, err := conn.Exec(ctx, "LISTEN "+pgx.Identifier{l.store.channel}.Sanitize(), pgx.QueryExecModeSimpleProtocol); err != nil {
+	if _, err := conn.Exec(ctx, "LISTEN "+pgx.Identifier{l.store.channel}.Sanitize(), exec); err != nil {
 		return err
 	}
 	var pid uint32
-	if err := conn.QueryRow(ctx, "SELECT pg_catalog.pg_backend_pid()", pgx.QueryExecModeSimpleProtocol).Scan(&pid); err != nil {
+	if err := conn.QueryRow(ctx, "SELECT pg_catalog.pg_backend_pid()", exec).Scan(&pid); err != nil {
 		return err
 	}
 	if pid == conn.PgConn().PID() {

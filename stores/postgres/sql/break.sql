@@ -3,8 +3,8 @@
 -- Arguments
 --   $1 bytea  key, with the store's prefix
 --   $2 text   channel for notifications
--- Result: one row of key, owner, token, and the microseconds that were left; none if
--- there was no live lease.
+-- Result: one row of key and owner in hexadecimal, token, and the microseconds that
+-- were left; none if there was no live lease.
 --
 -- Why it is atomic: "was" locks the row, so that what is shown is what was
 -- ended; the clock is read again after that. Otherwise as release.sql.
@@ -23,5 +23,5 @@ SET expires_at = CASE
 END
 FROM was
 WHERE l.key = $1::pg_catalog.bytea AND was.expires_at > pg_catalog.clock_timestamp()
-RETURNING was.key, was.owner, was.token,
+RETURNING pg_catalog.encode(was.key, 'hex'::pg_catalog.text), pg_catalog.encode(was.owner, 'hex'::pg_catalog.text), was.token,
 	CEIL(EXTRACT(EPOCH FROM was.expires_at - pg_catalog.clock_timestamp()) * 1000000::numeric)::bigint AS rest

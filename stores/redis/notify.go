@@ -49,7 +49,7 @@ type cluster interface {
 // without telling when each is confirmed. So the hub takes a PubSub for one
 // connection only, and makes another when that breaks.
 type hub struct {
-	client  node
+	client  node    // a pointer, because the caller's type may be no map key
 	cluster cluster // nil unless client is one of a cluster
 	log     *slog.Logger
 	ping    time.Duration // pingEvery, but in tests
@@ -131,7 +131,7 @@ type request struct {
 
 func newHub(client redis.UniversalClient, log *slog.Logger) *hub {
 	h := &hub{
-		client: client,
+		client: &struct{ node }{client},
 		log:    log,
 		ping:   pingEvery,
 		topics: map[string]*topic{},

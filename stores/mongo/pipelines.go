@@ -35,18 +35,6 @@ type pipelines struct {
 }
 
 func newPipelines(retention time.Duration) (*pipelines, error) {
-	// A document as this package writes it. Everything else is somebody
-	// else's, and is left alone.
-	isLease := bson.A{
-		op("$eq", op("$type", "$"+fieldOwner), "string"),
-		op("$eq", op("$type", "$"+fieldToken), "long"),
-		op("$gt", "$"+fieldToken, int64(0)),
-		op("$lt", "$"+fieldToken, int64(maxToken)),
-		op("$eq", op("$type", "$"+fieldUntil), "date"),
-	}
-	all := func(more ...any) bson.D {
-		return bson.D{{Key: "$and", Value: append(append(bson.A{}, isLease...), more...)}}
-	}
 	mine := op("$eq", "$"+fieldOwner, "$$owner")
 
 	// An upsert that finds nothing runs the pipeline on a document that has
@@ -92,6 +80,23 @@ func newPipelines(retention time.Duration) (*pipelines, error) {
 		*x.to = []bson.Raw{stage}
 	}
 	return &p, nil
+}
+
+// all is true for a document as this package writes it that satisfies more.
+// Everything else is somebody else's, and is left alone.
+func all(more ...any) bson.D {
+	return bson.D{{Key: "$and", Value: append(bson.A{
+		op("$eq", op("$type", "$"+fieldOwner), "string"),
+		op("$eq", op("$type", "$"+fieldToken), "long"),
+		op("$gt", "$"+fieldToken, int64(0)),
+		op("$lt", "$"+fieldToken, int64(maxToken)),
+		op("$eq", op("$type", "$"+fieldUntil), "date"),
+	}, more...)}}
+}
+
+// isLive is true for a lease that has not ended.
+func isLive() bson.D {
+	return all(op("$ne", "$"+fieldOwner, ""), op("$gt", "$"+fieldUntil, "$$NOW"))
 }
 
 // nowPlus is the server's clock, read once for the command, and ms milliseconds.

@@ -301,7 +301,7 @@ const fieldNow = "now"
 
 // record is the document of a lock.
 type record struct {
-	owner       string
+	id, owner   string
 	call, token int64
 	until, now  int64 // milliseconds since 1970; now is known from look only
 }
@@ -322,6 +322,7 @@ func (r record) left() time.Duration {
 // fields' types but not what is in them.
 func (s *Store) parse(raw bson.Raw) (record, error) {
 	var r record
+	r.id, _ = raw.Lookup("_id").StringValueOK()
 	owner, token, until := raw.Lookup(fieldOwner), raw.Lookup(fieldToken), raw.Lookup(fieldUntil)
 	var okOwner, okToken, okUntil bool
 	r.owner, okOwner = owner.StringValueOK()
@@ -331,9 +332,8 @@ func (s *Store) parse(raw bson.Raw) (record, error) {
 	r.now, _ = raw.Lookup(fieldNow).DateTimeOK()
 	okToken = okToken && 0 < r.token && r.token < maxToken
 	if !okOwner || !okToken || !okUntil {
-		id, _ := raw.Lookup("_id").StringValueOK()
 		return record{}, fmt.Errorf("mongo: document %q in %s is not a lease (owner: %s, token: %s, until: %s): somebody else's, or damaged; it was left alone",
-			id, name(s.coll), typeName(owner), typeName(token), typeName(until))
+			r.id, name(s.coll), typeName(owner), typeName(token), typeName(until))
 	}
 	return r, nil
 }

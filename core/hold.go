@@ -276,8 +276,11 @@ func (h *hold) end() (*LostError, error) {
 		return loss, nil
 	}
 	h.releasing = boundedCtx{parent: h.detached, deadline: now.Add(min(h.s.o.TTL, releaseBound))}
-	err := h.letGo(&h.releasing, loss != nil)
+	free, err := h.letGo(&h.releasing, loss != nil)
 	h.releasing.stop()
+	if free {
+		h.s.lines.released(h.key)
+	}
 	if err != nil {
 		err = &StoreError{Op: "release", Key: h.key, Err: err}
 	}
@@ -293,15 +296,16 @@ func (h *hold) end() (*LostError, error) {
 }
 
 // letGo releases the lease, or, if it was held for less than MinHold, renews it
-// one last time for the remainder.
-func (h *hold) letGo(ctx context.Context, lost bool) error {
+// one last time for the remainder. It returns whether the key is free now.
+func (h *hold) letGo(ctx context.Context, lost bool) (free bool, err error) {
 	if h.s.o.MinHold > 0 && !lost {
 		if left := h.s.o.MinHold - time.Since(h.granted); left > 0 {
 			_, err := h.s.store.Renew(ctx, h.key, h.owner, max(left, MinTTL))
-			return err
+			return false, err
 		}
 	}
-	return h.s.store.Release(ctx, h.key, h.owner)
+	err = h.s.store.Release(ctx, h.key, h.owner)
+	return err == nil, err
 }
 
 func (h *hold) held() bool {

@@ -103,6 +103,7 @@ type Strategy struct {
 	identity any      // what two strategies on the same store have in common
 	notifier Notifier // nil: poll
 	o        Options
+	lines    lines
 	log      *slog.Logger
 
 	subscribing struct { // whether the last subscription worked, to log a change only
@@ -266,8 +267,9 @@ func (s *Strategy) acquire(ctx context.Context, key string, wait time.Duration, 
 		}
 	}
 
-	var w waiter
-	defer w.stop()
+	var w *waiter
+	acquired := false
+	defer func() { w.stop(acquired) }()
 	for {
 		now := a.start
 		if a.tries > 0 {
@@ -276,6 +278,7 @@ func (s *Strategy) acquire(ctx context.Context, key string, wait time.Duration, 
 		a.tries++
 		h, left, err := a.try(now)
 		if h != nil {
+			acquired = true
 			h.start(&a, outer, outlives)
 			return h, nil
 		}
@@ -293,9 +296,9 @@ func (s *Strategy) acquire(ctx context.Context, key string, wait time.Duration, 
 			if s.o.Hooks.Waiting != nil {
 				s.call(a.hookCtx(), s.o.Hooks.Waiting, a.event(nil))
 			}
-			w.subscribe(&a)
+			w = a.wait()
 		}
-		w.sleep(&a, left, remaining)
+		w.sleep(left, remaining)
 		if ctx.Err() != nil { // also when it ended together with the sleep
 			return nil, a.ended()
 		}

@@ -1,6 +1,7 @@
 package core
 
 import (
+	"container/list"
 	"context"
 	"fmt"
 	"log/slog"
@@ -16,6 +17,9 @@ var errSubscribeHangs = fmt.Errorf("no answer in %v", subscribeBound)
 // waiter is how one call waits between its tries: for a signal, the end of the
 // present lease, or the next poll, whichever comes first.
 type waiter struct {
+	a       attempt       // as it was when the waiting began
+	place   *list.Element // in the line for the key
+	turn    chan struct{} // gets a value when the waiter is called
 	sleeps  int
 	timer   *time.Timer
 	signals <-chan struct{}     // nil: none to be had, poll
@@ -31,11 +35,14 @@ type subscription struct {
 	err     error
 }
 
-// subscribe begins to ask the store for signals, if it can give any. A store
-// that hangs delays nobody: sleep takes the subscription up when it comes.
-func (w *waiter) subscribe(a *attempt) {
+// wait puts the caller in line, and begins to ask the store for signals, if it
+// can give any. A store that hangs delays nobody: sleep takes the subscription
+// up when it comes.
+func (a *attempt) wait() *waiter {
+	w := &waiter{a: *a}
+	a.s.lines.join(a.key, w)
 	if a.s.notifier == nil {
-		return
+		return w
 	}
 	ctx, cancel := context.WithTimeout(a.ctx, subscribeBound)
 	pending := make(chan subscription)
@@ -51,13 +58,18 @@ func (w *waiter) subscribe(a *attempt) {
 			}
 		}
 	}()
+	return w
 }
 
 // sleep returns when it is time for another try, or when the caller's context
 // ends. left is how long the present lease still lives (0: not known), remaining
 // how much waiting time there is.
-func (w *waiter) sleep(a *attempt, left, remaining time.Duration) {
+func (w *waiter) sleep(left, remaining time.Duration) {
+	a := &w.a
 	w.sleeps++
+	if !a.s.lines.isFirst(a.key, w) {
+		left = 0 // the end of the lease is for the first to watch
+	}
 	d := min(pollDelay(w.sleeps, left), remaining)
 	if w.timer == nil {
 		w.timer = time.NewTimer(d)
@@ -96,13 +108,22 @@ func (w *waiter) sleep(a *attempt, left, remaining time.Duration) {
 				w.signals = nil // no more signals: poll
 				continue
 			}
+			if a.s.lines.isFirst(a.key, w) {
+				return
+			}
+		case <-w.turn:
 			return
 		}
 	}
 }
 
-// stop ends the subscription, also one that is still on its way.
-func (w *waiter) stop() {
+// stop leaves the line and ends the subscription, also one that is still on its
+// way. A nil waiter has not begun to wait.
+func (w *waiter) stop(acquired bool) {
+	if w == nil {
+		return
+	}
+	w.a.s.lines.leave(w.a.key, w, acquired)
 	if w.cancel != nil {
 		w.cancel()
 	}

@@ -140,7 +140,7 @@ func BenchmarkRenew(b *testing.B) {
 	for b.Loop() {
 		each(func(key string) error {
 			if renewed, err := store.Renew(b.Context(), key, "owner", time.Minute); !renewed {
-				return fmt.Errorf("not renewed: %v", err)
+				return fmt.Errorf("not renewed: %w", err)
 			}
 			return nil
 		})

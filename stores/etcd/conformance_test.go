@@ -66,6 +66,12 @@ func TestConformance(t *testing.T) {
 			etcdstore.Skew(store, skew)
 			return store
 		},
+		Faults: conformance.Faults{
+			Addr: strings.TrimPrefix(url, "http://"),
+			Open: func(t testing.TB, addr string) core.LockStore {
+				return open(t, connect(t, addr), etcdstore.Options{})
+			},
+		},
 		Foreign: func(t testing.TB, key string) func() bool {
 			client := connect(t, url)
 			name := etcdstore.DefaultPrefix + key

@@ -35,7 +35,7 @@ type try struct {
 	won  bool
 }
 
-// what a call has to do next
+// step is what a call has to do next.
 type step uint8
 
 const (

@@ -137,8 +137,8 @@ const maxSends = 100
 // transaction of the user's locks several rows.
 func (s *Store) send(ctx context.Context, args []any, do func(args []any) error) error {
 	for n := 1; ; n++ {
-		with := args
-		if mode := s.mode.Load(); mode > 0 {
+		with, mode := args, s.mode.Load()
+		if mode > 0 {
 			with = append([]any{pgx.QueryExecMode(mode - 1)}, args...)
 		}
 		err := do(with)
@@ -151,9 +151,10 @@ func (s *Store) send(ctx context.Context, args []any, do func(args []any) error)
 		switch code := sqlState(err); {
 		case n >= maxSends:
 			return s.o.explain(err)
-		case (code == codeNoStatement || code == codeDupStatement) && s.use(pgx.QueryExecModeExec):
+		case (code == codeNoStatement || code == codeDupStatement) && mode == 0:
 			// A pooler gave us another connection than the one that prepared the
 			// statement. Nothing was executed; go on without preparing.
+			s.use(pgx.QueryExecModeExec)
 		case code == codeSerialization || code == codeDeadlock:
 			timer := time.NewTimer(pause(n))
 			select {
@@ -168,11 +169,8 @@ func (s *Store) send(ctx context.Context, args []any, do func(args []any) error)
 	}
 }
 
-// use sets the mode of all later statements, and reports whether it was another
-// before.
-func (s *Store) use(mode pgx.QueryExecMode) bool {
-	return s.mode.Swap(int32(mode)+1) != int32(mode)+1
-}
+// use sets the mode of all later statements.
+func (s *Store) use(mode pgx.QueryExecMode) { s.mode.Store(int32(mode) + 1) }
 
 // pause is a random time to wait after the n-th refusal, so that those who
 // collided do not do so again: up to 1 ms, doubling, at most 32 ms.

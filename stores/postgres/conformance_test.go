@@ -1,14 +1,17 @@
 package pgstore_test
 
 import (
+	"context"
 	"crypto/rand"
 	"io"
 	"log/slog"
 	"os"
+	"strings"
 	"sync"
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/leasekit/leasekit/conformance"
@@ -17,44 +20,66 @@ import (
 	pgstore "github.com/leasekit/leasekit/stores/postgres"
 )
 
-// conformanceURL names, in a child process of the suite, the server that the
-// parent has started.
-const conformanceURL = "LEASEKIT_PGSTORE_CONFORMANCE_URL"
-
 // TestConformance runs the suite on a server of its own, which it restarts,
 // pauses and empties.
 func TestConformance(t *testing.T) {
-	var server *testserver.Server
-	url := os.Getenv(conformanceURL)
-	if url == "" {
-		server = testserver.StartPostgres(t)
-		url = server.URL
+	const name = "alone"
+	if url := parentURL(name); url != "" {
+		conformance.Run(t, suite(t, url, url, name))
+		return
 	}
-	config := suite(t, url)
+	server := testserver.StartPostgres(t)
+	config := suite(t, server.URL, server.URL, name)
 	config.Restart = func(t testing.TB) { server.Stop(t); server.Start(t) }
 	config.Pause = func(t testing.TB) func() {
 		server.Pause(t)
 		return func() { server.Resume(t) }
 	}
-	config.Refusals = refusals(t, server)
+	config.Refusals = refusals(t, server, suiteOptions(name))
 	conformance.Run(t, config)
 }
 
-// refusals are the ways in which server, or another, refuses to write. server
-// is nil in a child process, which needs none of them.
-func refusals(t *testing.T, server *testserver.Server) []conformance.Refusal {
-	if server == nil {
-		return nil
+// The whole suite through a pooler in transaction mode, with pgx's defaults:
+// prepared statements, which PgBouncer 1.18 does not know. LISTEN goes around
+// it; TestPgBouncer has a store that cannot.
+func TestConformanceThroughPgBouncer(t *testing.T) {
+	const name = "pgbouncer"
+	if url := parentURL(name); url != "" {
+		conformance.Run(t, suite(t, url, url, name))
+		return
 	}
+	server := testserver.Postgres(t)
+	bouncer := testserver.StartPgBouncer(t, server, "transaction")
+	conformance.Run(t, suite(t, server.URL, bouncer.URL, name))
+}
+
+// The whole suite under SERIALIZABLE, where statements that collide fail.
+func TestConformanceSerializable(t *testing.T) {
+	const name = "serializable"
+	if url := parentURL(name); url != "" {
+		conformance.Run(t, suite(t, url, url, name))
+		return
+	}
+	server := testserver.Postgres(t)
+	conformance.Run(t, suite(t, server.URL, server.URL+"&default_transaction_isolation=serializable", name))
+}
+
+// parentURL is, in a child process of the suite, the server of its parent.
+func parentURL(name string) string { return os.Getenv(envName(name)) }
+
+func envName(name string) string { return "LEASEKIT_PGSTORE_" + strings.ToUpper(name) + "_URL" }
+
+// refusals are the ways in which server, or another, refuses to write.
+func refusals(t *testing.T, server *testserver.Server, o pgstore.Options) []conformance.Refusal {
 	standby := sync.OnceValue(func() *testserver.Server { return startStandby(t, server) })
 	as := func(change func(*pgxpool.Config)) func(t testing.TB) (core.LockStore, func()) {
 		return func(t testing.TB) (core.LockStore, func()) {
-			return newStore(t, newPool(t, server.URL, change), suiteOptions()), func() {}
+			return newStore(t, newPool(t, server.URL, change), o), func() {}
 		}
 	}
 	return []conformance.Refusal{
 		{Name: "Standby", Begin: func(t testing.TB) (core.LockStore, func()) {
-			return newStore(t, newPool(t, standby().URL), suiteOptions()), func() {}
+			return newStore(t, newPool(t, standby().URL), o), func() {}
 		}},
 		{Name: "ReadOnlyTransactions", Begin: as(setting("default_transaction_read_only", "on"))},
 		{Name: "NoPrivileges", Begin: func(t testing.TB) (core.LockStore, func()) {
@@ -64,27 +89,32 @@ func refusals(t *testing.T, server *testserver.Server) []conformance.Refusal {
 			return store, func() { mustExec(t, admin, "DROP ROLE nobody") }
 		}},
 		{Name: "TableRenamed", Begin: func(t testing.TB) (core.LockStore, func()) {
-			admin, o := newPool(t, server.URL), suiteOptions()
+			admin := newPool(t, server.URL)
 			mustExec(t, admin, "ALTER TABLE "+table(o)+" RENAME TO hidden")
 			return newStore(t, admin, o), func() { mustExec(t, admin, "ALTER TABLE public.hidden RENAME TO "+o.Table) }
 		}},
 	}
 }
 
-func suiteOptions() pgstore.Options {
-	return pgstore.Options{Table: "leases_of_the_suite", Logger: slog.New(slog.NewTextHandler(io.Discard, nil))}
+func suiteOptions(name string) pgstore.Options {
+	return pgstore.Options{Table: "leases_" + name, Logger: slog.New(slog.NewTextHandler(io.Discard, nil))}
 }
 
-// suite is what the suite needs on the server at url.
-func suite(t *testing.T, url string) conformance.Config {
-	admin := newPool(t, url)
-	o := suiteOptions()
+// suite is what the suite needs to test stores that connect to url; direct is
+// the way to the same server with nothing between.
+func suite(t *testing.T, direct, url, name string) conformance.Config {
+	admin := newPool(t, direct)
+	o := suiteOptions(name)
+	o.Listen = func(ctx context.Context) (*pgx.Conn, error) { return pgx.Connect(ctx, direct) }
+	if direct == url {
+		o.Listen = nil // the default
+	}
 	if err := pgstore.Migrate(t.Context(), admin, o); err != nil {
 		t.Fatal(err)
 	}
 	return conformance.Config{
 		Open: func(t testing.TB) core.LockStore { return newStore(t, newPool(t, url), o) },
-		Env:  func(testing.TB) []string { return []string{conformanceURL + "=" + url} },
+		Env:  func(testing.TB) []string { return []string{envName(name) + "=" + url} },
 		OpenOneConnection: func(t testing.TB) core.LockStore {
 			return newStore(t, newPool(t, url, maxConns(1)), o)
 		},

@@ -24,6 +24,7 @@ func Rules() []Rule {
 		leftoverRules(),
 		refusalRules(),
 		notifierRules(),
+		faultRules(),
 	)
 }
 

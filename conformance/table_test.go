@@ -108,6 +108,9 @@ func TestMutantTable(t *testing.T) {
 		}
 	})
 	for _, r := range Rules() {
+		if r.Group == "Faults" { // needs a network: package faults has its mutants
+			continue
+		}
 		if !broke[r.Name] && r.Name != "MutualExclusionOfProcesses" { // TestRun breaks that
 			t.Errorf("no mutant breaks %s, which is not proven", r.Name)
 		}

@@ -66,6 +66,9 @@ func TestConformance(t *testing.T) {
 					client.PTTL(context.Background(), name).Val() == -1
 			}
 		},
+		Faults: conformance.Faults{Addr: addr, Open: func(t testing.TB, addr string) core.LockStore {
+			return newStore(t, connect(t, addr, nil), redisstore.Options{Logger: quiet})
+		}},
 		NotSupported: map[string]string{
 			"ClientClockDoesNotMatter": "the store never reads a clock of its own machine, so there is none to set wrong",
 		},

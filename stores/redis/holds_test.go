@@ -19,9 +19,14 @@ import (
 // TestManyHolds keeps many leases alive in one process: none is lost, and a hold
 // costs no goroutine. With $LEASEKIT_TEST_LONG set: 10,000 holds for 10 ttls.
 func TestManyHolds(t *testing.T) {
-	holds, ttl, ttls := 1000, 2*time.Second, 3
+	// Long enough that a busy machine, with the race detector, does not stop for
+	// two thirds of it; shorter ones are for the conformance suite, which knows
+	// when it was the machine.
+	holds, ttl, ttls := 500, 6*time.Second, 2
 	if os.Getenv("LEASEKIT_TEST_LONG") != "" {
 		holds, ttl, ttls = 10_000, 10*time.Second, 10
+	} else {
+		t.Parallel() // it mostly waits
 	}
 	server := testserver.StartRedis(t)
 	client := connect(t, server.Addr, func(o *redis.Options) { o.PoolSize = 32 })
@@ -92,8 +97,9 @@ func TestManyHolds(t *testing.T) {
 	if n := renewed.Load(); n < int64(holds*ttls) {
 		t.Errorf("%d renewals of %d leases in %d ttls: too few", n, holds, ttls)
 	}
-	// The client's connections and the renewals under way, not the holds.
-	if n := least - goroutines; n > holds/4 {
+	// The client's connections and the renewals under way, not the holds; and
+	// those of tests beside this one.
+	if n := least - goroutines; n > holds/2 {
 		t.Errorf("%d goroutines for %d holds", n, holds)
 	}
 }

@@ -7,11 +7,12 @@ import (
 	"testing"
 	"time"
 
-	mongostore "github.com/leasekit/leasekit/stores/mongo"
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo"
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 	"go.mongodb.org/mongo-driver/v2/mongo/writeconcern"
+
+	mongostore "github.com/leasekit/leasekit/stores/mongo"
 )
 
 const benchTTL = 30 * time.Second

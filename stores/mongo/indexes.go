@@ -5,10 +5,11 @@ import (
 	"errors"
 	"fmt"
 
-	"github.com/leasekit/leasekit/core"
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo"
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
+
+	"github.com/leasekit/leasekit/core"
 )
 
 // purgeIndex is the name of the TTL index.

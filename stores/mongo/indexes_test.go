@@ -8,11 +8,12 @@ import (
 	"testing"
 	"time"
 
-	"github.com/leasekit/leasekit/internal/testserver"
-	mongostore "github.com/leasekit/leasekit/stores/mongo"
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo"
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
+
+	"github.com/leasekit/leasekit/internal/testserver"
+	mongostore "github.com/leasekit/leasekit/stores/mongo"
 )
 
 // newName is a collection that does not exist.

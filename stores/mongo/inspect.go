@@ -4,12 +4,14 @@ import (
 	"context"
 	"errors"
 	"iter"
+	"slices"
 	"strings"
 	"unicode/utf8"
 
-	"github.com/leasekit/leasekit/core"
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
+
+	"github.com/leasekit/leasekit/core"
 )
 
 var (
@@ -48,7 +50,7 @@ func (s *Store) Leases(ctx context.Context, q core.LeaseQuery) iter.Seq2[core.Le
 			if len(page) < pageSize {
 				return
 			}
-			from = append(ids[:len(ids):len(ids)], bson.E{Key: "$gt", Value: page[len(page)-1].id})
+			from = slices.Concat(ids, bson.D{{Key: "$gt", Value: page[len(page)-1].id}})
 		}
 	}
 }

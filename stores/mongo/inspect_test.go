@@ -9,9 +9,10 @@ import (
 	"testing"
 	"time"
 
+	"go.mongodb.org/mongo-driver/v2/bson"
+
 	"github.com/leasekit/leasekit/core"
 	mongostore "github.com/leasekit/leasekit/stores/mongo"
-	"go.mongodb.org/mongo-driver/v2/bson"
 )
 
 func list(t testing.TB, s *mongostore.Store, q core.LeaseQuery) []core.LeaseInfo {

@@ -3,17 +3,19 @@ package mongostore_test
 import (
 	"context"
 	"crypto/rand"
+	"errors"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
-	"github.com/leasekit/leasekit/core"
-	"github.com/leasekit/leasekit/internal/testserver"
-	mongostore "github.com/leasekit/leasekit/stores/mongo"
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo"
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
+
+	"github.com/leasekit/leasekit/core"
+	"github.com/leasekit/leasekit/internal/testserver"
+	mongostore "github.com/leasekit/leasekit/stores/mongo"
 )
 
 func TestMain(m *testing.M) { testserver.Main(m) }
@@ -99,7 +101,7 @@ func document(t testing.TB, coll *mongo.Collection, id string) bson.M {
 	t.Helper()
 	var doc bson.M
 	err := coll.FindOne(t.Context(), bson.D{{Key: "_id", Value: id}}).Decode(&doc)
-	if err != nil && err != mongo.ErrNoDocuments {
+	if err != nil && !errors.Is(err, mongo.ErrNoDocuments) {
 		t.Fatalf("FindOne(%q): %v", id, err)
 	}
 	return doc

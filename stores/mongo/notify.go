@@ -5,15 +5,17 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"strings"
 	"sync"
 	"time"
 
-	"github.com/leasekit/leasekit/core"
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo"
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 	"go.mongodb.org/mongo-driver/v2/mongo/readconcern"
+
+	"github.com/leasekit/leasekit/core"
 )
 
 const (
@@ -282,12 +284,8 @@ func isRefusal(err error) bool {
 	if !ok {
 		return false
 	}
-	for _, label := range []string{"NetworkError", "ResumableChangeStreamError", "RetryableWriteError", "ExceededTimeLimitError"} {
-		if e.HasErrorLabel(label) {
-			return false
-		}
-	}
-	return true
+	passing := []string{"NetworkError", "ResumableChangeStreamError", "RetryableWriteError", "ExceededTimeLimitError"}
+	return !slices.ContainsFunc(passing, e.HasErrorLabel)
 }
 
 // read hands events on until the stream ends. The driver resumes it by itself

@@ -10,11 +10,12 @@ import (
 	"testing"
 	"time"
 
+	"go.mongodb.org/mongo-driver/v2/bson"
+	"go.mongodb.org/mongo-driver/v2/mongo/options"
+
 	"github.com/leasekit/leasekit/core"
 	"github.com/leasekit/leasekit/internal/testserver"
 	mongostore "github.com/leasekit/leasekit/stores/mongo"
-	"go.mongodb.org/mongo-driver/v2/bson"
-	"go.mongodb.org/mongo-driver/v2/mongo/options"
 )
 
 const patience = 20 * time.Second
@@ -326,7 +327,7 @@ func TestFailedStreamIsAnErrorOnce(t *testing.T) {
 	coll := newCollection(t)
 	var broken atomic.Bool
 	broken.Store(true)
-	w := newWire(t, testserver.Mongo(t).Addr, func(command string, request bson.Raw) trick {
+	w := newWire(t, testserver.Mongo(t).Addr, func(_ string, request bson.Raw) trick {
 		return trick{lose: broken.Load() && strings.Contains(request.String(), "$changeStream")}
 	})
 	s := newStore(t, through(t, coll, w.url()), mongostore.Options{})

@@ -12,13 +12,14 @@ import (
 	"time"
 	"unicode/utf8"
 
-	"github.com/leasekit/leasekit/core"
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo"
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 	"go.mongodb.org/mongo-driver/v2/mongo/readconcern"
 	"go.mongodb.org/mongo-driver/v2/mongo/readpref"
 	"go.mongodb.org/mongo-driver/v2/mongo/writeconcern"
+
+	"github.com/leasekit/leasekit/core"
 )
 
 // DefaultRetention is the default of [Options].Retention.

@@ -6,6 +6,7 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"maps"
 	"reflect"
 	"strings"
 	"sync"
@@ -13,9 +14,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/leasekit/leasekit/core"
-	"github.com/leasekit/leasekit/internal/testserver"
-	mongostore "github.com/leasekit/leasekit/stores/mongo"
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/event"
 	"go.mongodb.org/mongo-driver/v2/mongo"
@@ -23,6 +21,10 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo/readconcern"
 	"go.mongodb.org/mongo-driver/v2/mongo/readpref"
 	"go.mongodb.org/mongo-driver/v2/mongo/writeconcern"
+
+	"github.com/leasekit/leasekit/core"
+	"github.com/leasekit/leasekit/internal/testserver"
+	mongostore "github.com/leasekit/leasekit/stores/mongo"
 )
 
 // recorder notes the commands that a client sends.
@@ -236,7 +238,7 @@ func TestClientDefaultsAreOverruled(t *testing.T) {
 		SetWriteConcern(writeconcern.Unacknowledged()).
 		SetReadConcern(readconcern.Linearizable()).
 		SetReadPreference(readpref.SecondaryPreferred()).
-		SetBSONOptions(&options.BSONOptions{UseJSONStructTags: true, ObjectIDAsHexString: true, IntMinSize: true, OmitEmpty: true}).
+		SetBSONOptions(&options.BSONOptions{UseJSONStructTags: true, ObjectIDAsHexString: true, IntMinSize: true, OmitZeroStruct: true}).
 		SetRegistry(shoutingRegistry()))
 	s := newStore(t, weak, mongostore.Options{})
 	if err := mongostore.EnsureIndexes(t.Context(), weak); err != nil {
@@ -409,9 +411,7 @@ func TestForeignDocumentsAreErrors(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			key := rand.Text()
 			doc := bson.M{"_id": key}
-			for k, v := range fields {
-				doc[k] = v
-			}
+			maps.Copy(doc, fields)
 			if _, err := coll.InsertOne(t.Context(), doc); err != nil {
 				t.Fatal(err)
 			}
@@ -868,13 +868,15 @@ func TestExpiryNeedsNoTTLMonitor(t *testing.T) {
 		if g.Token <= last {
 			t.Errorf("token %d after %d, want a greater one", g.Token, last)
 		}
-		last = g.Token
 		for {
 			held, err := s.Acquire(t.Context(), "k", "next", 30*time.Millisecond)
 			if err != nil {
 				t.Fatal(err)
 			}
 			if held.Acquired {
+				if held.Token <= g.Token {
+					t.Errorf("token %d after %d, want a greater one", held.Token, g.Token)
+				}
 				mustRelease(t, s, "k", "next")
 				last = held.Token
 				break

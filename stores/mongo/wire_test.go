@@ -135,15 +135,16 @@ const (
 )
 
 func readMessage(r io.Reader) (message, error) {
-	m := make(message, 4)
-	if _, err := io.ReadFull(r, m); err != nil {
+	var length [4]byte
+	if _, err := io.ReadFull(r, length[:]); err != nil {
 		return nil, err
 	}
-	size := binary.LittleEndian.Uint32(m)
+	size := binary.LittleEndian.Uint32(length[:])
 	if size < 16 || size > 1<<26 {
 		return nil, fmt.Errorf("message of %d bytes", size)
 	}
-	m = append(m, make([]byte, size-4)...)
+	m := make(message, size)
+	copy(m, length[:])
 	_, err := io.ReadFull(r, m[4:])
 	return m, err
 }

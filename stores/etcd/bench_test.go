@@ -154,7 +154,7 @@ func BenchmarkRenew(b *testing.B) {
 // kind, where all share one store.
 func BenchmarkHandOver(b *testing.B) {
 	url := testserver.Etcd(b).URL
-	for _, n := range []int{2, 16} {
+	for _, n := range []int{2, 16, 32} {
 		b.Run(fmt.Sprintf("contenders=%d/by=leasekit", n), func(b *testing.B) {
 			strategies := make([]*core.Strategy, n)
 			for i := range strategies {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
 	"testing"
 	"time"
 
@@ -199,6 +200,40 @@ func TestWaitersOfADeadHolderAreWoken(t *testing.T) {
 	awaitSignal(t, signals)
 	acquire(t, store, key, "next", ttl)
 	release(t, store, key, "next")
+}
+
+// A hundred who wait cost the server reads, and not many.
+func TestWaitersCostReads(t *testing.T) {
+	client, w := connectOver(t, testserver.Etcd(t).URL)
+	store, key := open(t, client, etcdstore.Options{}), random("waiters-")
+	acquire(t, store, key, "owner", time.Minute)
+	locks := strategy(t, store)
+	const waiters, watched = 100, 3 * time.Second
+	ctx, cancel := context.WithCancel(t.Context())
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	defer cancel()
+	for range waiters {
+		wg.Go(func() {
+			if _, err := locks.Acquire(ctx, key); !errors.Is(err, context.Canceled) {
+				t.Errorf("Acquire = %v, want %v", err, context.Canceled)
+			}
+		})
+	}
+	// Polls begin after 50 ms and come every second after about two.
+	time.Sleep(2 * time.Second)
+	writes := w.puts.Load() + w.grants.Load()
+	reads := w.reads.Load()
+	time.Sleep(watched)
+	writes = w.puts.Load() + w.grants.Load() - writes
+	reads = w.reads.Load() - reads
+	t.Logf("%d waiters: %d reads and %d writes in %v", waiters, reads, writes, watched)
+	if writes > 0 {
+		t.Errorf("%d writes while %d waited, want none", writes, waiters)
+	}
+	if limit := int64(waiters * (watched/time.Second + 1) * 2); reads > limit {
+		t.Errorf("%d reads while %d waited for %v, want at most %d", reads, waiters, watched, limit)
+	}
 }
 
 var _ core.Notifier = (*etcdstore.Store)(nil)

@@ -55,8 +55,9 @@ type Options struct {
 	Prefix string
 
 	// Retention is how long the row of a key, which remembers the last fencing
-	// token, is kept after its lease has ended. Default 1 h. Where stores share
-	// rows, the shortest Retention counts.
+	// token, is kept after its lease has ended; at least 1 s after its last
+	// acquisition. Default 1 h. Where stores share rows, the shortest Retention
+	// counts.
 	Retention time.Duration
 
 	// Listen opens the connection for LISTEN. The store owns it, and closes it.
@@ -233,6 +234,10 @@ func (s *Store) try(ctx context.Context, key, owner []byte, ttl int64) (core.Gra
 			return core.Grant{}, err
 		case answer == nil:
 			// Look again.
+		case *answer == 0:
+			if _, err := s.exec(ctx, s.release, key, owner, s.channel); err != nil {
+				return core.Grant{}, err
+			}
 		case *answer > 0:
 			return core.Grant{Acquired: true, Token: *answer}, nil
 		default:

@@ -10,9 +10,11 @@ import (
 
 // How the store purges. A step costs about as much as an acquisition, so that
 // one in purgeRarely acquisitions is not felt; the rows that it walks are twice
-// what the acquisitions between two steps can have added.
+// what the acquisitions between two steps can have added. After a step that
+// deleted half of what it saw more rows are walked, and sooner.
 const (
 	purgeRows    = 128
+	purgeMany    = 512
 	purgeRarely  = 64
 	purgeOften   = 2
 	purgeTimeout = 5 * time.Second
@@ -27,8 +29,8 @@ const (
 //     purgeOften after one that deleted half of what it saw.
 //
 // So a program that acquires once in its life takes a step, one that was idle
-// does so at once, and a heap of old rows is removed by purgeRows / purgeOften
-// rows an acquisition.
+// does so at once, and a heap of old rows is removed by up to purgeMany /
+// purgeOften rows an acquisition.
 type purger struct {
 	store *Store
 	purge string
@@ -38,6 +40,7 @@ type purger struct {
 	mu       sync.Mutex
 	grants   int       // since the last step
 	interval int       // grants between two steps
+	rows     int64     // to walk in the next step
 	last     time.Time // of the last step
 	running  bool
 	closed   bool
@@ -48,11 +51,11 @@ func (p *purger) init(s *Store) {
 	p.store = s
 	p.purge = s.o.statement("purge")
 	p.setup = s.o.statement("cursor")
-	p.interval = purgeOften
+	p.interval, p.rows = purgeOften, purgeRows
 	// No user's key begins with a NUL byte.
 	cursor := append([]byte{0}, s.o.Prefix...)
 	low, high := span([]byte(s.o.Prefix))
-	p.args = []any{cursor, low, high, micros(s.o.Retention), int64(purgeRows)}
+	p.args = []any{cursor, low, high, micros(s.o.Retention)}
 }
 
 // granted counts an acquisition, and takes a step if one is due.
@@ -71,30 +74,33 @@ func (p *purger) granted() {
 	p.steps.Go(p.step)
 }
 
-// step walks on by purgeRows rows. That it fails is nothing to tell anybody:
+// step walks on by some rows. That it fails is nothing to tell anybody:
 // the next one goes on where it stopped, and what made it fail is what the
 // callers see themselves.
 func (p *purger) step() {
 	ctx, cancel := context.WithTimeout(context.Background(), purgeTimeout)
 	defer cancel()
-	deleted, err := p.walk(ctx)
+	p.mu.Lock()
+	rows := p.rows
+	p.mu.Unlock()
+	deleted, err := p.walk(ctx, rows)
 
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.running = false
 	switch {
-	case err == nil && deleted >= purgeRows/2:
-		p.interval = purgeOften
-	case err != nil || deleted < purgeRows/4:
-		p.interval = min(2*p.interval, purgeRarely)
+	case err == nil && deleted >= rows/2:
+		p.interval, p.rows = purgeOften, purgeMany
+	case err != nil || deleted < rows/4:
+		p.interval, p.rows = min(2*p.interval, purgeRarely), purgeRows
 	}
 }
 
-// walk looks at the next purgeRows rows, and returns how many it deleted.
-func (p *purger) walk(ctx context.Context) (deleted int64, err error) {
+// walk looks at the next rows, and returns how many it deleted.
+func (p *purger) walk(ctx context.Context, rows int64) (deleted int64, err error) {
 	for range 2 {
 		var found, walked int64
-		err = p.store.query(ctx, p.purge, p.args, func(row pgx.Rows) error {
+		err = p.store.query(ctx, p.purge, append(p.args[:len(p.args):len(p.args)], rows), func(row pgx.Rows) error {
 			return row.Scan(&found, &walked, &deleted)
 		})
 		if err != nil || found > 0 {

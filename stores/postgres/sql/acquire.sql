@@ -6,6 +6,8 @@
 --   $3 bigint  ttl in microseconds
 -- Result: one row with one bigint
 --   > 0   the token of the lease that was granted
+--   0     the lease was granted, but its token must not be used: release it, and
+--         look again
 --   < 0   somebody has a live lease, for this many microseconds more
 --   NULL  neither, for somebody else changed the row at this very moment: look
 --         again
@@ -19,6 +21,12 @@
 --
 -- Why "fresh" does not ask whether a row was seen, but whether a live lease
 -- was: a purge may have deleted the row that this statement's snapshot shows.
+--
+-- Why the token may be 0: "fresh" reads the clock, and may then have to wait for
+-- another session that inserts or deletes the same key. If another lease was
+-- granted, ended and purged before the wait was over, that one's token is the
+-- greater. But a purge leaves a row alone until a second after the time in its
+-- token, so that this cannot have happened if "fresh" was done within a second.
 --
 -- A try on a held key only reads: no row lock, no row version, no WAL. All
 -- operators have an exact match in pg_catalog, so that search_path cannot
@@ -45,7 +53,13 @@ WITH taken AS (
 )
 SELECT COALESCE(
 	(SELECT t.token FROM taken AS t),
-	(SELECT f.token FROM fresh AS f),
+	(
+		SELECT CASE
+			WHEN (EXTRACT(EPOCH FROM pg_catalog.clock_timestamp()) * 1000000::numeric)::bigint - f.token < 1000000::bigint THEN f.token
+			ELSE 0::bigint
+		END
+		FROM fresh AS f
+	),
 	(
 		SELECT LEAST(-1::bigint, -CEIL(EXTRACT(EPOCH FROM l.expires_at - pg_catalog.clock_timestamp()) * 1000000::numeric)::bigint)
 		FROM {table} AS l

@@ -19,8 +19,9 @@
 --
 -- Why it is safe: a row is deleted under its lock, after its columns have been
 -- read again. It must have ended retention ago, nobody waits for it, and its
--- token is below the clock: a later acquisition begins with the clock, so
--- tokens go on growing. Nothing waits for a row lock.
+-- token is a second below the clock: a later acquisition begins with the clock,
+-- so tokens go on growing; acquire.sql tells what the second is for. Nothing
+-- waits for a row lock.
 WITH here AS MATERIALIZED (
 	SELECT c.owner AS key
 	FROM {table} AS c
@@ -43,7 +44,7 @@ WITH here AS MATERIALIZED (
 	WHERE l.key >= (SELECT h.key FROM here AS h) AND l.key <= (SELECT w.key FROM last AS w)
 		AND l.expires_at < pg_catalog.clock_timestamp() - $4::bigint::double precision * INTERVAL '1 microsecond'
 		AND l.waited_until < pg_catalog.clock_timestamp()
-		AND l.token < (EXTRACT(EPOCH FROM pg_catalog.clock_timestamp()) * 1000000::numeric)::bigint
+		AND l.token < (EXTRACT(EPOCH FROM pg_catalog.clock_timestamp()) * 1000000::numeric)::bigint - 1000000::bigint
 	FOR UPDATE SKIP LOCKED
 ), gone AS (
 	DELETE FROM {table} AS l

@@ -116,18 +116,18 @@ command line is seen by every user of the machine.`,
 	flags.StringVar(&a.storeFile, "store-file", "", "`FILE` with the URL of the store, for a password that must not be seen")
 	flags.StringVar(&a.prefix, "prefix", "", "what the store puts in front of every key (default the store's own)")
 	root.MarkFlagsMutuallyExclusive("store", "store-file")
-	root.AddCommand(a.runCommand(), a.listCommand(), a.showCommand(), a.breakCommand(), a.initCommand(), versionCommand(), manCommand(root))
+	root.AddCommand(a.runCommand(), a.listCommand(), a.showCommand(), a.breakCommand(), a.initCommand(), a.tortureCommand(), versionCommand(), manCommand(root))
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError("%w", err) })
 	return root
 }
 
-// open opens the store that flags or environment name.
-func (a *app) open() (*storeurl.Opened, error) {
+// url returns the URL of the store that flags or environment name.
+func (a *app) url() (string, error) {
 	raw := a.store
 	if a.storeFile != "" {
 		content, err := os.ReadFile(a.storeFile)
 		if err != nil {
-			return nil, usageError("--store-file: %w", err)
+			return "", usageError("--store-file: %w", err)
 		}
 		raw = strings.TrimSpace(string(content))
 	}
@@ -135,9 +135,18 @@ func (a *app) open() (*storeurl.Opened, error) {
 		raw = os.Getenv("LEASEKIT_STORE")
 	}
 	if raw == "" {
-		return nil, usageError("no store: set LEASEKIT_STORE, or use --store or --store-file")
+		return "", usageError("no store: set LEASEKIT_STORE, or use --store or --store-file")
 	}
 	a.rawURL = raw
+	return raw, nil
+}
+
+// open opens the store that flags or environment name.
+func (a *app) open() (*storeurl.Opened, error) {
+	raw, err := a.url()
+	if err != nil {
+		return nil, err
+	}
 	opened, err := storeurl.Open(raw, a.prefix)
 	if err != nil {
 		return nil, &codeError{exitUsage, err}

@@ -51,7 +51,7 @@ bench: servers-quick ## Run all benchmarks (COUNT=6 times each) and sum them up 
 
 .PHONY: bench-once
 bench-once: servers-quick ## Run each benchmark once, to see that it works
-	@tools/test.sh -run='^$$' -bench=. -benchtime=1x -count=1 -p=1 $(TESTFLAGS) $(PACKAGES)
+	@tools/test.sh -run='^$$' -bench=. -benchtime=1x -count=1 $(TESTFLAGS) $(PACKAGES)
 
 .PHONY: lint
 lint: ## Run golangci-lint, as pinned in tools/lint, on all modules

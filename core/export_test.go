@@ -11,3 +11,14 @@ func ChildrenOf(l *Lease) int {
 	defer l.h.mu.Unlock()
 	return len(l.h.children)
 }
+
+// TimerRuns reports whether something would still be done for the lease. A timer
+// that is left running keeps all of it in memory.
+func TimerRuns(l *Lease) bool { return l.h.timer.Stop() }
+
+// LinesOf returns how many keys somebody waits for.
+func LinesOf(s *Strategy) int {
+	s.lines.mu.Lock()
+	defer s.lines.mu.Unlock()
+	return len(s.lines.m)
+}

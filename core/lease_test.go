@@ -66,9 +66,15 @@ func TestLeaseOutlivesTheContextOfAcquire(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
+		work := lease.Context(context.Background())
 		time.Sleep(3 * ttl)
-		if lease.Err() != nil {
-			t.Errorf("lost with the context of Acquire: %v", lease.Err())
+		select {
+		case <-lease.Done():
+			t.Error("Done is closed with the context of Acquire")
+		default:
+		}
+		if lease.Err() != nil || work.Err() != nil {
+			t.Errorf("ended with the context of Acquire: %v, %v", lease.Err(), work.Err())
 		}
 		wantHeld(t, store.real, "key")
 		if err := lease.Release(); err != nil {
@@ -143,6 +149,9 @@ func TestLeaseReleaseTellsHowItEnded(t *testing.T) {
 				}
 				if err := lease.Err(); !errors.Is(err, wantErr) {
 					t.Errorf("Err: %v, want %v, also after Release", err, wantErr)
+				}
+				if core.TimerRuns(lease) {
+					t.Error("the timer of the lease still runs")
 				}
 				if n := len(store.seen("release")); n != tt.releases {
 					t.Errorf("%d releases, want %d", n, tt.releases)

@@ -310,6 +310,10 @@ func TestSubscriptionThatIsNotNeededAnyMore(t *testing.T) {
 					}
 					start := time.Now()
 					err := s.Do(ctx, "key", nothing)
+					synctest.Wait()
+					if store.seen("subscribe")[0].ctx.Err() == nil {
+						t.Error("the call that is not needed any more was not cancelled")
+					}
 					if (err == nil) != (end == "acquired") || core.IsRejection(err) != (end == "rejected") || errors.Is(err, context.Canceled) != (end == "cancelled") {
 						t.Errorf("got %v", err)
 					}
@@ -327,6 +331,65 @@ func TestSubscriptionThatIsNotNeededAnyMore(t *testing.T) {
 			})
 		}
 	}
+}
+
+// When the present lease runs out, one of ten waiters looks, not all of them; and
+// as it gets the key, nobody else has to look.
+func TestOnlyTheFirstInLineWatchesTheEndOfTheLease(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		store := newScriptedStore(t)
+		const end = 10*time.Second + 3*ms // between two polls
+		occupy(t, store.real, "key", end)
+		s := newStrategy(t, store, core.Options{Wait: time.Minute})
+		for range 10 {
+			go func() { _ = s.Do(context.Background(), "key", until(time.Hour, nil)) }()
+		}
+		time.Sleep(end)
+		synctest.Wait()
+		tries := 0
+		for _, at := range store.times("acquire") {
+			if at == end {
+				tries++
+			}
+		}
+		if tries != 1 {
+			t.Errorf("%d tries at the end of the lease, want 1", tries)
+		}
+		wantHeld(t, store.real, "key")
+	})
+}
+
+// The first in line alone heeds signals. If his own try hangs, the others find
+// out by their polls.
+func TestFirstInLineThatHangsCostsTheOthersOnePoll(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		store := newScriptedStore(t)
+		free := occupy(t, store.real, "key", time.Hour)
+		type hangs struct{}
+		store.acquire = func(ctx context.Context, r request) (core.Grant, error) {
+			if r.n > 1 && ctx.Value(hangs{}) != nil {
+				return core.Grant{}, hang(ctx)
+			}
+			return store.real.Acquire(ctx, r.key, r.owner, r.ttl)
+		}
+		s := newStrategy(t, store, core.Options{Wait: core.WaitForever, TTL: time.Hour})
+		ctx, cancel := context.WithCancel(context.WithValue(t.Context(), hangs{}, true))
+		go func() {
+			if err := s.Do(ctx, "key", mustNotRun(t)); !errors.Is(err, context.Canceled) {
+				t.Errorf("the one that hangs: %v", err)
+			}
+		}()
+		synctest.Wait()
+		time.AfterFunc(10*time.Second, free)
+		start := time.Now()
+		if err := s.Do(t.Context(), "key", nothing); err != nil {
+			t.Error(err)
+		}
+		if late := time.Since(start) - 10*time.Second; late > time.Second {
+			t.Errorf("%v late, want at most one poll", late)
+		}
+		cancel()
+	})
 }
 
 // A signal that is there already when the subscription stands, and the poll at

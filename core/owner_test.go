@@ -41,6 +41,32 @@ func TestEveryTryHasAFreshOwner(t *testing.T) {
 	})
 }
 
+// 128 bits are random: each of the 32 digits differs from owner to owner.
+func TestOwnersAreRandom(t *testing.T) {
+	t.Parallel()
+	store := newScriptedStore(t)
+	s := newStrategy(t, store, core.Options{})
+	var seen [32]map[byte]bool
+	for range 200 {
+		if err := s.Do(t.Context(), "key", nothing); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, c := range store.seen("acquire") {
+		for i := range seen {
+			if seen[i] == nil {
+				seen[i] = map[byte]bool{}
+			}
+			seen[i][c.owner[i]] = true
+		}
+	}
+	for i, digits := range seen {
+		if len(digits) < 8 { // of 16, in 200 tries
+			t.Errorf("digit %d of the owners takes only %d values", i, len(digits))
+		}
+	}
+}
+
 // A retry that used the owner of the try before it would lose its lease when
 // that one's release arrives at last.
 func TestLateReleaseOfOneTrySparesTheNext(t *testing.T) {

@@ -289,6 +289,31 @@ func TestUnansweredRenewalIsGivenUpAfterAThird(t *testing.T) {
 	}
 }
 
+// A server that needs almost a third of the ttl for each renewal is not asked
+// again the moment that it has answered.
+func TestSlowServerIsNotPressed(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		store, rec := newScriptedStore(t), newRecorder()
+		store.renew = func(_ context.Context, r request) (bool, error) {
+			deaf(third - 1)
+			return store.confirm(r)
+		}
+		s := newStrategy(t, store, core.Options{Hooks: rec.hooks(nil)})
+		if err := s.Do(t.Context(), "key", until(20*ttl, nil)); err != nil {
+			t.Error(err)
+		}
+		at := store.times("renew")
+		for i, sent := range at[1:] {
+			if gap := sent - (at[i] + third - 1); gap < ttl/30 {
+				t.Errorf("renewal %d was sent %v after the answer to the one before, want at least %v", i+2, gap, ttl/30)
+			}
+		}
+		if strings.Contains(rec.names(), "Failed") || len(at) < 40 {
+			t.Errorf("%d renewals, hooks %s", len(at), rec.names())
+		}
+	})
+}
+
 // Loss is declared ttl, less the allowance for drift, after the last request
 // that was answered with yes was *sent*: the server began to count in between.
 func TestLossAtTheLocalDeadline(t *testing.T) {
@@ -406,19 +431,19 @@ func TestLateAnswerOfAnAbandonedRenewal(t *testing.T) {
 		first  answer
 		late   time.Duration // after it was sent
 		others answer
-		lost   func(first time.Duration) time.Duration // 0: not
-		hooks  string
+		lost   func(first time.Duration) time.Duration // nil: not
+		failed int                                     // renewals, if it matters
 	}{
 		{
 			name: "yes is a yes, from when it was sent", first: yes, late: 15 * time.Second, others: failure,
 			lost: func(first time.Duration) time.Duration { return first + deadline },
 		}, {
-			name: "yes, and the next ones too", first: yes, late: 15 * time.Second, others: yes,
+			name: "yes, and the next ones too", first: yes, late: 15 * time.Second, others: yes, failed: 1,
 		}, {
 			name: "no is a no", first: no, late: 15 * time.Second, others: yes,
 			lost: func(first time.Duration) time.Duration { return first + 15*time.Second },
 		}, {
-			name: "failure is no news", first: failure, late: 15 * time.Second, others: yes,
+			name: "failure is no news", first: failure, late: 15 * time.Second, others: yes, failed: 1,
 		}, {
 			name: "yes after the loss", first: yes, late: time.Minute, others: failure,
 			lost: func(time.Duration) time.Duration { return deadline },
@@ -456,6 +481,9 @@ func TestLateAnswerOfAnAbandonedRenewal(t *testing.T) {
 				}
 				if lost != want || errors.Is(err, core.ErrLost) != (want != 0) {
 					t.Errorf("lost at %v with %v, want %v (0s: not at all)", lost, err, want)
+				}
+				if n := strings.Count(rec.names(), "RenewFailed"); tt.failed != 0 && n != tt.failed {
+					t.Errorf("%d failures, want %d: %s", n, tt.failed, rec.names())
 				}
 				if n := strings.Count(rec.names(), "Lost"); (n == 1) != (want != 0) || n > 1 {
 					t.Errorf("hooks %s", rec.names())
@@ -514,6 +542,9 @@ func TestLossAndTheCallbacksResult(t *testing.T) {
 						if !errors.Is(err, want) {
 							t.Errorf("%s: %v does not match %v", what, err, want)
 						}
+					}
+					if n := strings.Count(err.Error(), "lease lost"); tt.name != "the cause, wrapped" && n != 1 {
+						t.Errorf("%s: %v says it %d times", what, err, n)
 					}
 					if tt.notIs != nil && errors.Is(err, tt.notIs) {
 						t.Errorf("%s: %v matches %v", what, err, tt.notIs)

@@ -205,6 +205,9 @@ func TestNothingIsLeftAfterATumult(t *testing.T) {
 				if n := store.Len(); n != 0 {
 					t.Errorf("%d leases are left", n)
 				}
+				if n := core.LinesOf(s); n != 0 {
+					t.Errorf("lines for %d keys are left", n)
+				}
 			})
 		})
 	}

@@ -270,6 +270,25 @@ func TestContextEndsWhileWaiting(t *testing.T) {
 	}
 }
 
+// The context ends during a try that is the only one: no waiting comes after it
+// in which it could be noticed.
+func TestContextEndsDuringTheOnlyTry(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		for _, g := range []core.Grant{{Left: time.Hour}, {Acquired: true, Token: 1}} {
+			store := newScriptedStore(t)
+			ctx, cancel := context.WithCancel(t.Context())
+			store.acquire = func(context.Context, request) (core.Grant, error) {
+				cancel()
+				return g, nil
+			}
+			ran, err := newStrategy(t, store, core.Options{}).TryDo(ctx, "key", mustNotRun(t))
+			if ran || !errors.Is(err, context.Canceled) || core.IsRejection(err) {
+				t.Errorf("store says %+v: %v, %v, want the context's error", g, ran, err)
+			}
+		}
+	})
+}
+
 // endable returns a context, what its Err and Cause will be, and what ends it.
 func endable(t *testing.T, how string) (ctx context.Context, err, cause error, end func()) {
 	t.Helper()

@@ -5,6 +5,7 @@ import (
 	"crypto/rand"
 	"io"
 	"log/slog"
+	"net/url"
 	"os"
 	"strings"
 	"sync"
@@ -100,6 +101,16 @@ func suiteOptions(name string) pgstore.Options {
 	return pgstore.Options{Table: "leases_" + name, Logger: slog.New(slog.NewTextHandler(io.Discard, nil))}
 }
 
+// address is the host:port of a URL.
+func address(t testing.TB, rawURL string) string {
+	t.Helper()
+	u, err := url.Parse(rawURL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return u.Host
+}
+
 // suite is what the suite needs to test stores that connect to url; direct is
 // the way to the same server with nothing between.
 func suite(t *testing.T, direct, url, name string) conformance.Config {
@@ -112,7 +123,11 @@ func suite(t *testing.T, direct, url, name string) conformance.Config {
 	if err := pgstore.Migrate(t.Context(), admin, o); err != nil {
 		t.Fatal(err)
 	}
+	addr := address(t, url)
 	return conformance.Config{
+		Faults: conformance.Faults{Addr: addr, Open: func(t testing.TB, proxy string) core.LockStore {
+			return newStore(t, newPool(t, strings.ReplaceAll(url, addr, proxy)), o)
+		}},
 		Open: func(t testing.TB) core.LockStore { return newStore(t, newPool(t, url), o) },
 		Env:  func(testing.TB) []string { return []string{envName(name) + "=" + url} },
 		OpenOneConnection: func(t testing.TB) core.LockStore {

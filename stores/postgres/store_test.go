@@ -711,3 +711,45 @@ func TestEveryCallEndsWithContext(t *testing.T) {
 		})
 	}
 }
+
+// What was acknowledged is there after a crash.
+func TestLeasesSurviveACrash(t *testing.T) {
+	server := testserver.StartPostgres(t)
+	pool := newPool(t, server.URL)
+	o := newTable(t, pool)
+	store := newStore(t, pool, o)
+	signals, stop, err := store.Subscribe(t.Context(), "held 0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer stop()
+	token := make(map[string]int64)
+	for i := range 50 {
+		key := fmt.Sprint("held ", i)
+		token[key] = mustAcquire(t, store, key, "owner", time.Hour)
+		mustRenew(t, store, key, "owner", time.Hour, true)
+		mustAcquire(t, store, fmt.Sprint("released ", i), "owner", time.Hour)
+		mustRelease(t, store, fmt.Sprint("released ", i), "owner")
+	}
+	drain(signals)
+	server.Kill(t)
+	if _, err := store.Acquire(t.Context(), "held 0", "other", long); err == nil {
+		t.Error("an answer without a server")
+	}
+	server.Start(t)
+	eventually(t, "the pool has connections again", func() bool {
+		_, err := store.Acquire(t.Context(), "held 0", "other", long)
+		return err == nil
+	})
+	for i := range 50 {
+		key := fmt.Sprint("held ", i)
+		mustBeHeld(t, store, key)
+		mustRenew(t, store, key, "owner", time.Hour, true)
+		mustRelease(t, store, key, "owner")
+		if next := mustAcquire(t, store, key, "next", long); next <= token[key] {
+			t.Errorf("token %d after %d", next, token[key])
+		}
+		mustAcquire(t, store, fmt.Sprint("released ", i), "next", long)
+	}
+	mustSignal(t, signals) // whoever waited is woken
+}

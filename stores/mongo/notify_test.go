@@ -229,8 +229,8 @@ func refuseStreams(opened *atomic.Int64) func(string, bson.Raw) trick {
 func TestNoChangeStreams(t *testing.T) {
 	coll := newCollection(t)
 	var opened atomic.Int64
-	w := newWire(t, testserver.Mongo(t).Addr, refuseStreams(&opened))
-	s := newStore(t, through(t, coll, w.url()), mongostore.Options{})
+	w := newWire(t, testserver.Mongo(t), refuseStreams(&opened))
+	s := newStore(t, through(t, coll, w.url), mongostore.Options{})
 	if _, _, err := s.Subscribe(t.Context(), "k"); err == nil || !strings.Contains(err.Error(), "only supported on replica sets") {
 		t.Errorf("Subscribe returned %v, want the server's error", err)
 	}
@@ -293,14 +293,14 @@ func TestStreamComesBack(t *testing.T) {
 	coll := newCollection(t)
 	var broken atomic.Bool
 	var getMores atomic.Int64
-	w := newWire(t, testserver.Mongo(t).Addr, func(command string, request bson.Raw) trick {
+	w := newWire(t, testserver.Mongo(t), func(command string, request bson.Raw) trick {
 		if command == "getMore" {
 			getMores.Add(1)
 		}
 		stream := command == "getMore" || command == "aggregate" && strings.Contains(request.String(), "$changeStream")
 		return trick{lose: broken.Load() && stream}
 	})
-	s := newStore(t, through(t, coll, w.url()), mongostore.Options{})
+	s := newStore(t, through(t, coll, w.url), mongostore.Options{})
 	other := newStore(t, coll, mongostore.Options{})
 	for _, outage := range []time.Duration{300 * time.Millisecond, 7 * time.Second} {
 		a, stopA := subscribe(t, s, "a")
@@ -327,10 +327,10 @@ func TestFailedStreamIsAnErrorOnce(t *testing.T) {
 	coll := newCollection(t)
 	var broken atomic.Bool
 	broken.Store(true)
-	w := newWire(t, testserver.Mongo(t).Addr, func(_ string, request bson.Raw) trick {
+	w := newWire(t, testserver.Mongo(t), func(_ string, request bson.Raw) trick {
 		return trick{lose: broken.Load() && strings.Contains(request.String(), "$changeStream")}
 	})
-	s := newStore(t, through(t, coll, w.url()), mongostore.Options{})
+	s := newStore(t, through(t, coll, w.url), mongostore.Options{})
 	if _, _, err := s.Subscribe(t.Context(), "k"); err == nil {
 		t.Fatal("Subscribe returned no error, want one")
 	}
@@ -371,14 +371,22 @@ func TestStreamOutlivesDrop(t *testing.T) {
 // not.
 func TestClientTimeoutSparesStream(t *testing.T) {
 	var r recorder
-	s := newStore(t, newCollection(t, r.option(), options.Client().SetTimeout(200*time.Millisecond)), mongostore.Options{})
-	signals, _ := subscribe(t, s, "k")
-	time.Sleep(time.Second)
-	if n := opens(r.take()); n != 1 {
-		t.Errorf("%d change streams in a second without events, want 1", n)
+	coll := newCollection(t)
+	hasty := through(t, coll, testserver.Mongo(t).URL, r.option(), options.Client().SetTimeout(500*time.Millisecond))
+	s, other := newStore(t, hasty, mongostore.Options{}), newStore(t, coll, mongostore.Options{})
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	signals, stop, err := s.Subscribe(ctx, "k")
+	if err != nil {
+		t.Fatalf("Subscribe: %v", err)
 	}
-	mustAcquire(t, s, "k", "me", time.Minute)
-	mustRelease(t, s, "k", "me")
+	defer stop()
+	time.Sleep(2 * time.Second)
+	if n := opens(r.take()); n != 1 {
+		t.Errorf("%d change streams in 2 s without events, want 1", n)
+	}
+	mustAcquire(t, other, "k", "me", time.Minute)
+	mustRelease(t, other, "k", "me")
 	mustSignal(t, signals, "released")
 }
 
@@ -418,14 +426,14 @@ func TestOnlyConnectionIsNotTaken(t *testing.T) {
 func TestSubscribeContext(t *testing.T) {
 	coll := newCollection(t)
 	stuck := make(chan struct{})
-	w := newWire(t, testserver.Mongo(t).Addr, func(_ string, request bson.Raw) trick {
+	w := newWire(t, testserver.Mongo(t), func(_ string, request bson.Raw) trick {
 		if strings.Contains(request.String(), "$changeStream") {
 			<-stuck
 		}
 		return trick{}
 	})
 	defer close(stuck)
-	s := newStore(t, through(t, coll, w.url()), mongostore.Options{})
+	s := newStore(t, through(t, coll, w.url), mongostore.Options{})
 	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 	defer cancel()
 	began := time.Now()

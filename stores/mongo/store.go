@@ -121,8 +121,9 @@ func strict(coll *mongo.Collection) *mongo.Collection {
 var simple = options.Collation{Locale: "simple"}
 
 // Acquire implements [core.LockStore]: one findAndModify. On a key that is held
-// a read follows, which tells how long the lease still lives; for that long
-// further tries of this store on the key read only.
+// a read follows, which tells how long the lease still lives. For that long, and
+// while a lease of its own lives, further tries of this store on the key read
+// only.
 //
 // The first Acquire of a store also asks for the collection's indexes.
 func (s *Store) Acquire(ctx context.Context, key, owner string, ttl time.Duration) (core.Grant, error) {
@@ -147,9 +148,13 @@ func (s *Store) Acquire(ctx context.Context, key, owner string, ttl time.Duratio
 			return core.Grant{}, err
 		}
 		if token > 0 {
+			s.held.set(id, ttl)
 			return core.Grant{Acquired: true, Token: token}, nil
 		}
 		left, err := s.left(ctx, id)
+		if err != nil && ctx.Err() == nil {
+			return core.Grant{}, nil //nolint:nilerr // held is the answer; how long is a hint
+		}
 		return core.Grant{Left: left}, err
 	})
 }
@@ -190,7 +195,12 @@ func (s *Store) Renew(ctx context.Context, key, owner string, ttl time.Duration)
 		return false, err
 	}
 	return await(ctx, func(ctx context.Context) (bool, error) {
-		return s.update(ctx, s.prefix+key, owner, s.updates.renew, s.vars(owner, ttl))
+		id := s.prefix + key
+		renewed, err := s.update(ctx, id, owner, s.updates.renew, s.vars(owner, ttl))
+		if renewed {
+			s.held.set(id, ttl)
+		}
+		return renewed, err
 	})
 }
 
@@ -204,9 +214,18 @@ func (s *Store) Release(ctx context.Context, key, owner string) error {
 		return err
 	}
 	_, err := await(ctx, func(ctx context.Context) (bool, error) {
-		return s.update(ctx, s.prefix+key, owner, s.updates.release, s.vars(owner, 0))
+		return s.release(ctx, s.prefix+key, owner)
 	})
 	return err
+}
+
+// release reports whether owner's lease was there to be ended.
+func (s *Store) release(ctx context.Context, id, owner string) (bool, error) {
+	released, err := s.update(ctx, id, owner, s.updates.release, s.vars(owner, 0))
+	if released {
+		s.held.set(id, 0)
+	}
+	return released, err
 }
 
 // update runs a pipeline on an existing document and reports whether it changed

@@ -6,18 +6,22 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"net/url"
 	"sync"
 	"testing"
+	"time"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
+
+	"github.com/leasekit/leasekit/internal/testserver"
 )
 
 // wire is a proxy that understands the wire protocol: it can deliver a command
 // twice, lose an answer, or change it. One request at a time is on a connection,
 // as the driver sends them.
 type wire struct {
-	addr   string // host:port of the proxy
-	server string
+	url    string // of the server, seen through the proxy
+	server string // host:port
 
 	mu     sync.Mutex
 	meddle func(command string, request bson.Raw) trick
@@ -32,15 +36,29 @@ type trick struct {
 	answer  func(reply bson.D) bson.D // changes the answer
 }
 
-// newWire starts a proxy in front of server, host:port. meddle is called for
-// every command, from many goroutines.
-func newWire(t testing.TB, server string, meddle func(command string, request bson.Raw) trick) *wire {
+// newWire starts a proxy in front of the primary of server. meddle is called for
+// every command, from many goroutines. It cannot look into TLS.
+func newWire(t testing.TB, server *testserver.Server, meddle func(command string, request bson.Raw) trick) *wire {
 	t.Helper()
+	u, err := url.Parse(server.URL)
+	if err != nil || u.Scheme != "mongodb" || u.Query().Get("tls") == "true" || u.Query().Get("ssl") == "true" {
+		t.Skipf("%s: the test needs a mongodb:// URL without TLS, to change what is on the wire", u.Redacted())
+	}
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
-	w := &wire{addr: listener.Addr().String(), server: server, meddle: meddle, conns: map[net.Conn]struct{}{}}
+	w := &wire{server: primary(t, server), meddle: meddle, conns: map[net.Conn]struct{}{}}
+	u.Host = listener.Addr().String()
+	q := u.Query()
+	q.Del("replicaSet")
+	q.Set("directConnection", "true")
+	// In the other mode the server would send answers to one hello again and
+	// again.
+	q.Set("serverMonitoringMode", "poll")
+	q.Set("heartbeatFrequencyMS", "500")
+	u.RawQuery = q.Encode()
+	w.url = u.String()
 	var wg sync.WaitGroup
 	wg.Go(func() {
 		for {
@@ -63,10 +81,23 @@ func newWire(t testing.TB, server string, meddle func(command string, request bs
 	return w
 }
 
-// url is that of the server, seen through the proxy. In the other mode the
-// server would send answers to one hello again and again.
-func (w *wire) url() string {
-	return "mongodb://" + w.addr + "/?directConnection=true&serverMonitoringMode=poll&heartbeatFrequencyMS=500"
+// primary returns host:port of the one that writes.
+func primary(t testing.TB, server *testserver.Server) string {
+	t.Helper()
+	hello, err := connect(t, server.URL).Database("admin").RunCommand(t.Context(), bson.D{{Key: "hello", Value: 1}}).Raw()
+	if err != nil {
+		t.Fatalf("hello: %v", err)
+	}
+	addr, ok := hello.Lookup("primary").StringValueOK()
+	if !ok {
+		return server.Addr
+	}
+	conn, err := net.DialTimeout("tcp", addr, time.Second)
+	if err != nil {
+		return server.Addr // a name that only the members know
+	}
+	_ = conn.Close()
+	return addr
 }
 
 func (w *wire) serve(client net.Conn) {

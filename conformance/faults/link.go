@@ -4,6 +4,7 @@ import (
 	"errors"
 	"io"
 	"net"
+	"slices"
 	"sync"
 	"time"
 )
@@ -138,7 +139,7 @@ func (d *pipe) read() {
 		p.mu.Lock()
 		next := piece{due: time.Now().Add(d.flowLocked().delay()), end: err}
 		if n > 0 {
-			next.bytes = append([]byte(nil), buffer[:n]...)
+			next.bytes = slices.Clone(buffer[:n])
 			if d == &d.l.up {
 				d.l.springLocked(next.bytes)
 			}

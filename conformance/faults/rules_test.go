@@ -190,7 +190,7 @@ func (s *toyStore) call(ctx context.Context, r request) (reply, error) {
 		}
 		if ctx.Err() != nil {
 			if s.is("OwnErrorForContext") {
-				return reply{}, fmt.Errorf("toy: %v", err)
+				return reply{}, errors.New("toy: " + err.Error())
 			}
 			return reply{}, ctx.Err()
 		}

@@ -79,10 +79,7 @@ func (p *Proxy) removeTrapLocked(t *Trap) {
 // springLocked looks for the texts of traps in what the client has just sent.
 // It runs before the bytes are queued, so that they are subject to the trap.
 func (l *link) springLocked(sent []byte) {
-	seen := sent
-	if len(l.up.tail) > 0 { // a text may have come in two pieces
-		seen = append(l.up.tail, sent...)
-	}
+	seen := slices.Concat(l.up.tail, sent) // a text may come in two pieces
 	longest := 0
 	for _, t := range slices.Clone(l.p.traps) {
 		longest = max(longest, len(t.text))
@@ -104,5 +101,5 @@ func (l *link) springLocked(sent []byte) {
 		}
 	}
 	keep := min(len(seen), max(longest-1, 0))
-	l.up.tail = append([]byte(nil), seen[len(seen)-keep:]...)
+	l.up.tail = slices.Clone(seen[len(seen)-keep:])
 }

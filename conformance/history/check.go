@@ -96,23 +96,24 @@ func Check(h History, o Options) Result {
 			one := checkKey(byKey[key], o)
 			mu.Lock()
 			defer mu.Unlock()
-			r.add(one)
+			r = r.plus(one)
 		})
 	}
 	wg.Wait()
 	return r
 }
 
-// add adds the result of another key.
-func (r *Result) add(other Result) {
+// plus returns r and the result of another key together.
+func (r Result) plus(other Result) Result {
 	r.Keys += other.Keys
 	r.Calls += other.Calls
 	r.Unknown += other.Unknown
-	r.Undecided = append(r.Undecided, other.Undecided...)
+	r.Undecided = slices.Concat(r.Undecided, other.Undecided)
 	slices.Sort(r.Undecided)
 	if r.Violation == nil || other.Violation != nil && other.Violation.at() < r.Violation.at() {
 		r.Violation = other.Violation
 	}
+	return r
 }
 
 // byKey divides h. Each part has the faults of all.

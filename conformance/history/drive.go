@@ -300,7 +300,7 @@ func (d *drive) check() {
 		}
 		found := checkKey(h, d.plan.Check)
 		d.mu.Lock()
-		d.report.Result.add(found)
+		d.report.Result = d.report.Result.plus(found)
 		for _, op := range h.Ops {
 			d.report.Answers[answerName(op)]++
 		}

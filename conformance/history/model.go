@@ -138,7 +138,7 @@ func (m *model) apply(s *state, st *step) (*state, bool) {
 			}
 		}
 	}
-	if len(may) == 0 {
+	if len(may.all) == 0 {
 		return nil, false
 	}
 	next.may = may.normal()
@@ -164,8 +164,9 @@ func (m *model) meanwhile(s *state, p possibility, until time.Duration) []possib
 			all = append(all, p)
 		}
 	}
-	for i := 0; i < len(all); i++ { // what follows from each may be followed by more
-		p := all[i]
+	for looked := 0; looked < len(all); { // what follows from each may be followed by more
+		p := all[looked]
+		looked++
 		if p.isFree() {
 			for _, st := range s.pending {
 				if used, ok := st.use(p.used); ok && st.Kind == Acquire {
@@ -271,24 +272,24 @@ func (m *model) answer(may *possibilities, s *state, p possibility, st *step) {
 }
 
 // possibilities is a set.
-type possibilities []possibility
+type possibilities struct{ all []possibility }
 
 // add adds p, unless the set has a possibility that allows all that p does. Two
 // leases that differ only in their end, and overlap, are one.
 func (s *possibilities) add(p possibility) {
-	for i := 0; i < len(*s); i++ {
-		q := (*s)[i]
+	for i := 0; i < len(s.all); i++ {
+		q := s.all[i]
 		if q.covers(p) {
 			return
 		}
 		same := p.owner == q.owner && p.used == q.used && p.at == q.at && p.after == q.after
 		if same && !p.isFree() && p.earliest <= q.latest && q.earliest <= p.latest {
 			p.earliest, p.latest = min(p.earliest, q.earliest), max(p.latest, q.latest)
-			*s = slices.Delete(*s, i, i+1)
+			s.all = slices.Delete(s.all, i, i+1)
 			i = -1 // it may cover or touch others now
 		}
 	}
-	*s = append(slices.DeleteFunc(*s, p.covers), p)
+	s.all = append(slices.DeleteFunc(s.all, p.covers), p)
 }
 
 // covers reports whether all that can follow q can follow p.
@@ -308,14 +309,14 @@ func (p possibility) covers(q possibility) bool {
 }
 
 // normal returns the set in its one normal form.
-func (s possibilities) normal() []possibility {
-	slices.SortFunc(s, func(a, b possibility) int {
+func (s *possibilities) normal() []possibility {
+	slices.SortFunc(s.all, func(a, b possibility) int {
 		return cmp.Or(
 			cmp.Compare(a.owner, b.owner), cmp.Compare(a.at, b.at),
 			cmp.Compare(a.earliest, b.earliest), cmp.Compare(a.latest, b.latest),
 			cmp.Compare(a.after, b.after), cmp.Compare(a.used, b.used))
 	})
-	return s
+	return s.all
 }
 
 var seed = maphash.MakeSeed()
@@ -326,7 +327,7 @@ func (m *model) porcupine() porcupine.Model {
 	return porcupine.Model{
 		Init: func() any { return &state{may: []possibility{{}}} },
 		Step: func(s, in, _ any) (bool, any) {
-			next, ok := m.apply(s.(*state), in.(*step))
+			next, ok := m.apply(asState(s), asStep(in))
 			if !ok {
 				return false, s
 			}
@@ -334,21 +335,25 @@ func (m *model) porcupine() porcupine.Model {
 		},
 		// Only states after the same steps are compared: all but the
 		// possibilities is the same then.
-		Equal: func(a, b any) bool { return slices.Equal(a.(*state).may, b.(*state).may) },
+		Equal: func(a, b any) bool { return slices.Equal(asState(a).may, asState(b).may) },
 		Hash: func(s any) uint64 {
 			var h uint64
-			for _, p := range s.(*state).may {
+			for _, p := range asState(s).may {
 				h = h*31 + maphash.Comparable(seed, p)
 			}
 			return h
 		},
 		DescribeOperation: func(in, _ any) string {
-			st := in.(*step)
+			st := asStep(in)
 			return fmt.Sprintf("#%d %s", st.number, st)
 		},
-		DescribeState: func(s any) string { return s.(*state).String() },
+		DescribeState: func(s any) string { return asState(s).String() },
 	}
 }
+
+// Package porcupine was not made for generics. What it hands out is what it got.
+func asState(v any) *state { s, _ := v.(*state); return s }
+func asStep(v any) *step   { s, _ := v.(*step); return s }
 
 // String says what may be the case.
 func (s *state) String() string {

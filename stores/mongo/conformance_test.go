@@ -47,6 +47,12 @@ func TestConformance(t *testing.T) {
 	open := func(t testing.TB, o mongostore.Options, more ...*options.ClientOptions) *mongostore.Store {
 		return newStore(t, through(t, coll, url, more...), o)
 	}
+	behind := func() *testserver.Server { // the proxies
+		if server != nil {
+			return server
+		}
+		return testserver.Mongo(t)
+	}
 	config := conformance.Config{
 		Open: func(t testing.TB) core.LockStore { return open(t, mongostore.Options{}) },
 		Env: func(testing.TB) []string {
@@ -61,11 +67,7 @@ func TestConformance(t *testing.T) {
 			return open(t, mongostore.Options{}, options.Client().SetMaxPoolSize(1))
 		},
 		OpenResending: func(t testing.TB) core.LockStore {
-			behind := server
-			if behind == nil {
-				behind = testserver.Mongo(t)
-			}
-			w := newWire(t, behind, deliverTwice)
+			w := newWire(t, behind(), deliverTwice)
 			return newStore(t, through(t, coll, w.url), mongostore.Options{})
 		},
 		Foreign: func(t testing.TB, key string) func() bool {
@@ -86,6 +88,22 @@ func TestConformance(t *testing.T) {
 		config.OpenRetention = func(t testing.TB, retention time.Duration) (core.LockStore, func() int) {
 			own := newCollectionAt(t, url)
 			return newStore(t, own, mongostore.Options{Retention: retention}), func() int { return count(t, own) }
+		}
+	}
+	if os.Getenv(urlEnv) != "" {
+		// Proxies are none of a worker's business.
+	} else if _, err := urlAt(behind(), ""); err != nil {
+		config.NotSupported["Faults"] = err.Error()
+	} else {
+		config.Faults = conformance.Faults{
+			Addr: primary(t, behind()),
+			Open: func(t testing.TB, addr string) core.LockStore {
+				at, err := urlAt(behind(), addr)
+				if err != nil {
+					t.Fatal(err)
+				}
+				return newStore(t, through(t, coll, at), mongostore.Options{})
+			},
 		}
 	}
 	if server != nil {

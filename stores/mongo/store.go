@@ -153,7 +153,7 @@ func (s *Store) Acquire(ctx context.Context, key, owner string, ttl time.Duratio
 		}
 		left, err := s.left(ctx, id)
 		if err != nil && ctx.Err() == nil {
-			return core.Grant{}, nil //nolint:nilerr // held is the answer; how long is a hint
+			return core.Grant{}, nil // held is the answer; how long is a hint
 		}
 		return core.Grant{Left: left}, err
 	})

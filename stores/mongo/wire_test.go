@@ -37,28 +37,22 @@ type trick struct {
 }
 
 // newWire starts a proxy in front of the primary of server. meddle is called for
-// every command, from many goroutines. It cannot look into TLS.
+// every command, from many goroutines.
 func newWire(t testing.TB, server *testserver.Server, meddle func(command string, request bson.Raw) trick) *wire {
 	t.Helper()
-	u, err := url.Parse(server.URL)
-	if err != nil || u.Scheme != "mongodb" || u.Query().Get("tls") == "true" || u.Query().Get("ssl") == "true" {
-		t.Skipf("%s: the test needs a mongodb:// URL without TLS, to change what is on the wire", u.Redacted())
-	}
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
-	w := &wire{server: primary(t, server), meddle: meddle, conns: map[net.Conn]struct{}{}}
-	u.Host = listener.Addr().String()
-	q := u.Query()
-	q.Del("replicaSet")
-	q.Set("directConnection", "true")
+	url, err := urlAt(server, listener.Addr().String())
+	if err != nil {
+		_ = listener.Close()
+		t.Skip(err)
+	}
 	// In the other mode the server would send answers to one hello again and
 	// again.
-	q.Set("serverMonitoringMode", "poll")
-	q.Set("heartbeatFrequencyMS", "500")
-	u.RawQuery = q.Encode()
-	w.url = u.String()
+	url += "&serverMonitoringMode=poll&heartbeatFrequencyMS=500"
+	w := &wire{url: url, server: primary(t, server), meddle: meddle, conns: map[net.Conn]struct{}{}}
 	var wg sync.WaitGroup
 	wg.Go(func() {
 		for {
@@ -79,6 +73,20 @@ func newWire(t testing.TB, server *testserver.Server, meddle func(command string
 		wg.Wait()
 	})
 	return w
+}
+
+// urlAt is the URL of server with the address of a proxy in it.
+func urlAt(server *testserver.Server, addr string) (string, error) {
+	u, err := url.Parse(server.URL)
+	if err != nil || u.Scheme != "mongodb" || u.Query().Get("tls") == "true" || u.Query().Get("ssl") == "true" {
+		return "", errors.New("a proxy needs a server at a mongodb:// URL without TLS")
+	}
+	u.Host = addr
+	q := u.Query()
+	q.Del("replicaSet")
+	q.Set("directConnection", "true")
+	u.RawQuery = q.Encode()
+	return u.String(), nil
 }
 
 // primary returns host:port of the one that writes.

@@ -210,7 +210,7 @@ func TestCheckRejects(t *testing.T) {
 		"token -1": {1, "3 (Fencing)", "less than 2^53", "", `0 0-1 acquire 1 100 = -1`},
 		"token in nanoseconds": {1, "3 (Fencing)", "less than 2^53", "",
 			`0 0-1 acquire 1 100 = 9007199254740992`},
-		"release by a stranger": {3, "5 (Expiry)", "(or 2 (Ownership): a release acts only", "", `
+		"release by a stranger": {3, "5 (Expiry)", "(or rule 2 (Ownership): a release acts only", "", `
 			0 0-1 acquire 1 100 = 7
 			1 2-3 release 2 = ok
 			0 4-5 renew 1 100 = no`},
@@ -256,7 +256,7 @@ func TestCheckRejects(t *testing.T) {
 			0 134-135 acquire 3 100 = 9
 			0 184-185 renew 3 100 = yes
 			0 260-261 renew 3 100 = no`},
-		"renewal adds, or the lease ends late": {3, "5 (Expiry)", "or 6 (Renewal): a renewal sets the end of the lease to now + ttl", "", `
+		"renewal adds, or the lease ends late": {3, "5 (Expiry)", "or rule 6 (Renewal): a renewal sets the end of the lease to now + ttl", "", `
 			0 0-1 acquire 1 100 = 7
 			0 10-11 renew 1 100 = yes
 			1 150-151 acquire 2 100 = held`},

@@ -347,6 +347,10 @@ func (m *model) porcupine() porcupine.Model {
 			st := asStep(in)
 			return fmt.Sprintf("#%d %s", st.number, st)
 		},
+		DescribeOperationMetadata: func(in any) string {
+			st := asStep(in)
+			return fmt.Sprintf("client %d, %s", st.Client, span(st.Op))
+		},
 		DescribeState: func(s any) string { return asState(s).String() },
 	}
 }
@@ -412,11 +416,22 @@ func disturbed(op Op, faults []FaultSpan) bool {
 	})
 }
 
-// operations are steps as porcupine wants them.
+// operations are steps as porcupine wants them. Each client is a row of the
+// picture; what it does while it is busy goes to a row below all clients.
 func operations(steps []*step) []porcupine.Operation {
+	rows := 0
+	for _, st := range steps {
+		rows = max(rows, st.Client+1)
+	}
 	ops := make([]porcupine.Operation, len(steps))
+	busy := make(map[int]time.Duration)
 	for i, st := range steps {
-		ops[i] = porcupine.Operation{ClientId: st.Client, Input: st, Call: int64(st.Call), Return: int64(st.Return)}
+		row := st.Client
+		for st.Call < busy[row] {
+			row += rows
+		}
+		busy[row] = st.Return
+		ops[i] = porcupine.Operation{ClientId: row, Input: st, Call: int64(st.Call), Return: int64(st.Return), Metadata: st}
 	}
 	return ops
 }

@@ -11,12 +11,14 @@ import (
 	"github.com/leasekit/leasekit/core"
 )
 
+// What [Run] does: some seconds' worth of calls with short leases; longer leases
+// make fewer calls in the time that there is.
 const (
-	// runCalls is how many calls Run makes, and runTime how long it makes them
-	// at most: longer leases make fewer calls.
-	runCalls      = 4000
-	runCallsShort = 800
+	runCalls      = 3000
+	runCallsShort = 600
 	runTime       = 30 * time.Second
+	runClients    = 2 * DefaultClients
+	runKeys       = 2 * DefaultKeys
 	// runStores is how many stores the clients share.
 	runStores = 4
 )
@@ -30,10 +32,10 @@ const (
 // which call; a picture of the history and the JSON behind it are in
 // t.ArtifactDir(), which go test -artifacts keeps.
 //
-// It takes some seconds; with -short a fifth of that.
+// It makes 3000 calls, which takes some seconds; with -short a fifth of that.
 func Run(t *testing.T, c conformance.Config) {
 	t.Helper()
-	plan := Plan{Calls: runCalls, For: runTime}
+	plan := Plan{Calls: runCalls, For: runTime, Clients: runClients, Keys: runKeys}
 	if testing.Short() {
 		plan.Calls = runCallsShort
 	}

@@ -20,7 +20,7 @@ type Violation struct {
 	Rule     string
 	Sentence string
 	// Or has the other rules whose breach would explain the history as well,
-	// as "2 (Ownership): a release …".
+	// as "rule 2 (Ownership): a release …".
 	Or []string
 	// Call is the number, from 1, in the history of its key, of the call whose
 	// answer is the first that cannot be explained.
@@ -147,7 +147,7 @@ func explain(h History, o Options) *Violation {
 			furthest = until
 			v.Rule, v.Sentence, v.Or = b.rule, b.sentence, nil
 		case until == furthest && until > at:
-			v.Or = append(v.Or, fmt.Sprintf("%s: %s", b.rule, b.sentence))
+			v.Or = append(v.Or, fmt.Sprintf("rule %s: %s", b.rule, b.sentence))
 		}
 	}
 	v.Before = v.before()

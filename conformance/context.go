@@ -234,7 +234,7 @@ func checkLateAcquireEndsByItself(t *T) {
 // mustEnd waits until key is free. When the server executed the call that may
 // hold it is not known, so that the bound is a generous one.
 func (t *T) mustEnd(store core.LockStore, key string, since time.Time) {
-	bound := 2*t.TTL() + 2*t.Slack() + 3*time.Second
+	bound := 2*t.TTL() + 2*t.Slack() + 10*time.Second
 	for {
 		sent := time.Now()
 		if try := t.Try(store, key, t.Owner(), t.Long()); try.Acquired {

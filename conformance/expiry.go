@@ -180,6 +180,7 @@ func checkRenewExcludesSuccessor(t *T) {
 		wg.Go(func() { try, acquireErr = t.tryContext(t.Context(), b, lease.Key, t.Owner(), t.TTL()) })
 		wg.Wait()
 		if renewErr != nil || acquireErr != nil {
+			t.stopIfLate()
 			t.Broken(fmt.Sprintf("errors %v and %v from Renew and Acquire at the same time", renewErr, acquireErr), "answers")
 		}
 		// Either the renewal was first, and its lease lived until then, or it

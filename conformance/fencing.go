@@ -151,6 +151,7 @@ func checkTokensGrowUnderContention(t *T) {
 	key, tokens := t.Key(), tokens{t: t}
 	var mu sync.Mutex
 	acquired := 0
+	enough := t.Deadline(30 * time.Second)
 	t.Go(8, func(i int) {
 		store := clients[i%len(clients)]
 		for try := range 2000 {
@@ -164,7 +165,7 @@ func checkTokensGrowUnderContention(t *T) {
 					acquired++
 					tokens.next(grant.Token, "with 8 contenders, each of which holds the key for a moment")
 				}
-				return acquired >= 200
+				return acquired >= 200 || enough()
 			}()
 			if grant.Acquired {
 				t.MustRelease(store, key, grant.Owner)

@@ -27,8 +27,9 @@ func leftoverRules() []Rule {
 }
 
 // ioTimeout is the time that a client library gets to give up a call whose ctx
-// has ended: go-redis, pgx and the MongoDB driver need 5 s or less by default.
-const ioTimeout = 15 * time.Second
+// has ended: go-redis, pgx and the MongoDB driver need 5 s or less by default,
+// on a machine that is not busy.
+const ioTimeout = 30 * time.Second
 
 // family counts the goroutines that were started, directly or not, by f, and
 // no others: goroutines inherit the profiler's labels of the one that starts
@@ -133,7 +134,7 @@ func useOnce(t *T, ctx context.Context, store core.LockStore) {
 
 func checkConnectionFreeWhileHeld(t *T) {
 	store := t.Config.OpenOneConnection(t.rec)
-	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), ioTimeout)
 	defer cancel()
 	var held []*Lease
 	for i := range 5 {

@@ -59,7 +59,7 @@ func (j *job) run(ctx context.Context, clients []core.LockStore) error {
 
 // increment reads the counter and writes it a moment later, under the lock.
 func (j *job) increment(ctx context.Context, strategy *core.Strategy) error {
-	for {
+	for pause := 4 * time.Millisecond; ; pause = min(2*pause, 128*time.Millisecond) {
 		ran, err := strategy.TryDo(ctx, j.Key, func(context.Context) error {
 			n, err := j.read()
 			if err != nil {
@@ -74,7 +74,7 @@ func (j *job) increment(ctx context.Context, strategy *core.Strategy) error {
 		// Tried again sooner than a strategy that waits would: the more of
 		// them meet, the better.
 		select {
-		case <-time.After(rand.N(5 * time.Millisecond)):
+		case <-time.After(rand.N(pause)):
 		case <-ctx.Done():
 			return ctx.Err()
 		}
@@ -130,6 +130,7 @@ func (j *job) mustCount(t *T, want int) {
 func checkMutualExclusion(t *T) {
 	j := newJob(t, 8, 20)
 	if err := j.run(t.Context(), openSome(t, 2)); err != nil {
+		t.stopIfLate()
 		t.Broken(fmt.Sprintf("the error %v", err), "increments")
 	}
 	j.mustCount(t, j.increments())

@@ -290,49 +290,43 @@ func checkStopLeavesNothing(t *T) {
 func checkHandOvers(t *T) {
 	clients := openSome(t, 4)
 	key := t.Key()
-	var handOvers, late atomic.Int64
-	var mu sync.Mutex
-	var released time.Time // by the holder before; guarded by the lock itself, and mu for the race detector
-	var worst time.Duration
 	total := int64(t.Config.HandOvers)
+	enough := t.Deadline(time.Minute)
+	var handOvers, polled atomic.Int64
+	// record is told of each acquisition, and of each release before it
+	// happens.
+	var mu sync.Mutex
+	var released time.Time
+	var worst time.Duration
+	record := func(acquired, releasing time.Time) {
+		mu.Lock()
+		defer mu.Unlock()
+		if !released.IsZero() && !acquired.IsZero() {
+			worst = max(worst, acquired.Sub(released))
+		}
+		released = releasing
+	}
 	t.Go(len(clients), func(i int) {
 		store := clients[i]
 		signals, stop := t.subscribe(store, key)
 		defer stop()
-		for handOvers.Load() < total && !t.rec.over() {
+		woken := true // by a signal, or not asleep at all
+		for handOvers.Load() < total && !enough() && !t.rec.over() {
 			try := t.Try(store, key, t.Owner(), t.Long())
 			if !try.Acquired {
-				timer := time.NewTimer(poll)
-				select {
-				case _, open := <-signals:
-					if !open {
-						t.Broken("the channel was closed, although the server is well", "signals")
-					}
-				case <-timer.C:
-				}
-				timer.Stop()
+				woken = t.waitForSignal(signals)
 				continue
 			}
-			waited := func() time.Duration {
-				mu.Lock()
-				defer mu.Unlock()
-				if released.IsZero() {
-					return 0
-				}
-				waited := try.Answered.Sub(released)
-				worst = max(worst, waited)
-				return waited
-			}()
-			// A quick hand-over was the signal's doing, a slow one the poll's.
-			if waited >= poll/2 && late.Add(1) > max(total/100, 3) {
-				t.Broken(fmt.Sprintf("%d of the first %d hand-overs had to wait for a poll, this one for %v", late.Load(), handOvers.Load()+1, waited), "woken by the release")
+			record(try.Answered, time.Time{})
+			if !woken && polled.Add(1) > max(total/100, 3) {
+				t.MustRelease(store, key, try.Owner)
+				t.Broken(fmt.Sprintf("in %d of the first %d hand-overs there was no signal, and the next holder had to poll", polled.Load(), handOvers.Load()+1), "woken by the release")
 			}
+			woken = true
 			n := handOvers.Add(1)
 			// Give the others the time to fail and wait.
 			t.Sleep(100 * time.Microsecond)
-			mu.Lock()
-			released = time.Now()
-			mu.Unlock()
+			record(time.Time{}, time.Now())
 			t.MustRelease(store, key, try.Owner)
 			// Stand back until one of the others has it: who has just released
 			// is awake, and would cover up for a signal that does not come.
@@ -341,10 +335,33 @@ func checkHandOvers(t *T) {
 			}
 		}
 	})
-	t.Logf("%d hand-overs between %d clients, the slowest %v", total, len(clients), worst.Round(time.Microsecond))
+	t.Logf("%d hand-overs between %d clients, the slowest %v", handOvers.Load(), len(clients), worst.Round(time.Microsecond))
 	if worst > poll+t.Slack() {
 		t.Retry("a hand-over took %v", worst)
 	}
+	if n := handOvers.Load(); n < min(total, 60) {
+		t.Retry("%d hand-overs in a minute", n) // each of them took longer than a poll
+	}
+}
+
+// waitForSignal waits for a poll at most, and tells whether there was a signal.
+func (t *T) waitForSignal(signals <-chan struct{}) bool {
+	timer := time.NewTimer(poll)
+	defer timer.Stop()
+	open := true
+	select {
+	case _, open = <-signals:
+	case <-timer.C:
+		select { // both, when the machine stood still
+		case _, open = <-signals:
+		default:
+			return false
+		}
+	}
+	if !open {
+		t.Broken("the channel was closed, although the server is well", "signals")
+	}
+	return true
 }
 
 func checkSignalAfterRestart(t *T) {

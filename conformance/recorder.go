@@ -20,6 +20,7 @@ type recorder struct {
 	testing.TB
 	ctx    context.Context
 	cancel context.CancelFunc
+	limit  time.Duration
 
 	mu       sync.Mutex
 	failed   bool   // by anything, a broken rule included
@@ -33,7 +34,7 @@ type recorder struct {
 // newRecorder returns a recorder whose context ends after limit, so that a
 // store that hangs is an error of the rule and not the end of the whole test.
 func newRecorder(tb testing.TB, limit time.Duration) *recorder {
-	r := &recorder{TB: tb}
+	r := &recorder{TB: tb, limit: limit}
 	r.ctx, r.cancel = context.WithTimeout(tb.Context(), limit)
 	return r
 }

@@ -238,7 +238,7 @@ func runRule(t *testing.T, c *Config, rule Rule) (s status, text string) {
 	for range maxAttempts {
 		var rec *recorder
 		around(t, func(tb *testing.T) {
-			rec = newRecorder(tb, time.Minute+50*ttl)
+			rec = newRecorder(tb, 3*time.Minute+50*ttl)
 			tt := &T{TB: rec, Config: c, rule: &rule, rec: rec, ttl: ttl}
 			rec.do(func() { rule.Check(tt) })
 		})

@@ -97,7 +97,7 @@ func TestRun(t *testing.T) {
 		{
 			name: "healthy",
 			want: []string{
-				"rules checked\n", "1 not supported:", "set Config.Env: Exclusion/MutualExclusionOfProcesses",
+				"rules checked\n", " not supported:", "set Config.Env: Exclusion/MutualExclusionOfProcesses",
 				"--- PASS: TestCase/with/slash/Fencing/TokenGrowsAfterRelease", "--- PASS: TestCase/with/slash/Exclusion/LeaseSurvivesRestart",
 				"--- SKIP: TestCase/with/slash/Exclusion/MutualExclusionOfProcesses", "100 hand-overs between 4 clients",
 			},

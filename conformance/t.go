@@ -33,7 +33,14 @@ func (t *T) TTL() time.Duration { return t.ttl }
 
 // Long is a lease that does not end during a rule that does not wait for it. It
 // is released in the end.
-func (t *T) Long() time.Duration { return max(20*t.ttl, 30*time.Second) }
+func (t *T) Long() time.Duration { return max(20*t.ttl, 2*time.Minute) }
+
+// Deadline returns a function that tells whether d has passed: a store that is
+// slow is not to do as much of the same as one that is fast.
+func (t *T) Deadline(d time.Duration) (enough func() bool) {
+	end := time.Now().Add(d)
+	return func() bool { return time.Now().After(end) }
+}
 
 // Slack is Config.Slack.
 func (t *T) Slack() time.Duration { return t.Config.Slack }
@@ -111,6 +118,7 @@ type Try struct {
 func (t *T) Try(store core.LockStore, key, owner string, ttl time.Duration) Try {
 	try, err := t.tryContext(t.Context(), store, key, owner, ttl)
 	if err != nil {
+		t.stopIfLate()
 		t.Broken(fmt.Sprintf("Acquire returned the error %q", err), "an answer: acquired or not")
 	}
 	return try
@@ -179,6 +187,7 @@ func (l *Lease) MustRenewAt(store core.LockStore, ttl time.Duration) {
 	answered := time.Now()
 	switch {
 	case err != nil:
+		t.stopIfLate()
 		t.Broken(fmt.Sprintf("Renew of a live lease returned the error %q", err), "true")
 	case renewed:
 		l.TTL, l.Sent, l.Answered = ttl, sent, answered
@@ -196,6 +205,7 @@ func (l *Lease) MustRelease() { l.t.MustRelease(l.Store, l.Key, l.Owner) }
 // MustRelease calls Release, which may not fail whatever the state of the key.
 func (t *T) MustRelease(store core.LockStore, key, owner string) {
 	if err := store.Release(t.Context(), key, owner); err != nil {
+		t.stopIfLate()
 		t.Broken(fmt.Sprintf("Release returned the error %q", err), "nil")
 	}
 }
@@ -204,6 +214,7 @@ func (t *T) MustRelease(store core.LockStore, key, owner string) {
 func (t *T) MustNotRenew(store core.LockStore, key, owner string, ttl time.Duration, who string) {
 	renewed, err := store.Renew(t.Context(), key, owner, ttl)
 	if err != nil {
+		t.stopIfLate()
 		t.Broken(fmt.Sprintf("Renew by %s returned the error %q", who, err), "false, nil")
 	}
 	if renewed {
@@ -224,7 +235,15 @@ func (t *T) Sleep(d time.Duration) {
 	select {
 	case <-timer.C:
 	case <-t.Context().Done():
-		t.Fatalf("the rule did not end within its time: %v", context.Cause(t.Context()))
+		t.stopIfLate()
+	}
+}
+
+// stopIfLate ends the attempt when its time is over: an error is then no
+// answer of the store.
+func (t *T) stopIfLate() {
+	if t.Context().Err() != nil {
+		t.Fatalf("the rule did not end within %v", t.rec.limit)
 	}
 }
 

@@ -88,8 +88,10 @@ var _ core.LockStore = (*Store)(nil)
 // Open opens the file, and makes it and its table when they are not there.
 func Open(ctx context.Context, file string) (*Store, error) {
 	// SQLite itself waits for a lock only as long as a caller may be kept
-	// after the end of ctx; run does the rest.
-	db, err := sql.Open("sqlite", "file:"+file+"?_pragma=busy_timeout(10)&_pragma=journal_mode(WAL)")
+	// after the end of ctx; run does the rest. The log is not synced at each
+	// commit: a power cut may lose the last leases, whose holders it ends too,
+	// and tokens grow by the clock.
+	db, err := sql.Open("sqlite", "file:"+file+"?_pragma=busy_timeout(10)&_pragma=journal_mode(WAL)&_pragma=synchronous(NORMAL)")
 	if err != nil {
 		return nil, fmt.Errorf("sqlite: %w", err)
 	}

@@ -45,6 +45,8 @@ cover: servers-quick ## Run all tests and write cover.out and cover.html
 	@$(GO) tool cover -func=cover.out | tail -n 1
 
 .PHONY: bench
+bench: SHELL := bash
+bench: .SHELLFLAGS := -o pipefail -c
 bench: servers-quick ## Run all benchmarks (COUNT=6 times each) and sum them up with benchstat
 	@$(GO) test -run='^$$' -bench=. -benchmem -count=$(COUNT) -p=1 $(TESTFLAGS) $(PACKAGES) | tee bench.out
 	@$(call tool,,benchstat) bench.out

@@ -291,7 +291,9 @@ func kinds() []*kind {
 func announce(t testing.TB, s *Server) {
 	t.Helper()
 	note(Record{Kind: s.kind.name, Name: s.Name, Version: s.Version, From: s.prog.from, Addr: s.Addr, Tests: 1})
-	t.Logf("%s", s)
+	if _, ok := t.(*testing.B); !ok { // among results it would be noise, and Main names it too
+		t.Logf("%s", s)
+	}
 	if s.LogFile == "" {
 		return
 	}

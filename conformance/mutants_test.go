@@ -120,6 +120,25 @@ var mutants = []mutant{
 	{name: "StopLeaksGoroutine", rule: "StopLeavesNothing", story: "leaves a goroutine for each subscription"},
 	{name: "SignalBeforeRelease", rule: "HandOvers", story: "signals just before the key is free"},
 	{name: "SubscriptionDiesWithRestart", rule: "SignalAfterRestart", story: "does not subscribe again after it has connected again"},
+
+	{name: "LeftIsUntilEpoch", rule: "ShowsLiveLease", story: "shows the end of a lease for the time that it has left"},
+	{name: "LeasesShowExpired", rule: "ShowsNoDeadLease", story: "shows every record that has an owner"},
+	{name: "LeasesShowReleased", rule: "ShowsNoDeadLease", story: "shows every record"},
+	{name: "LabelIsOwner", rule: "HidesOwner", story: "shows the whole owner"},
+	{name: "KeyTakenForPrefix", rule: "ShowsKeyAlone", story: "looks a key up as a prefix"},
+	{name: "PrefixIsPattern", rule: "ShowsPrefix", story: "hands a prefix to a pattern match as it is"},
+	{name: "LeasesFirstPageOnly", rule: "ShowsMany", story: "shows the first page"},
+	{name: "LeasesTwiceAtPageEnd", rule: "ShowsMany", story: "begins a page with the last lease of the one before"},
+	{name: "LookingRenews", rule: "LookingChangesNothing", story: "touches a record when it reads it"},
+	{name: "LeasesSwallowErrors", rule: "LeasesContext", story: "shows nothing where there was an error"},
+
+	{name: "BreakOnlyMarks", rule: "BreakFreesKey", story: "notes that the lease is to end"},
+	{name: "BreakAlwaysTrue", rule: "BreakTellsWhatWas", story: "says that it broke a lease where there was none"},
+	{name: "BrokenRenews", rule: "BrokenCannotRenew", story: "lets the owner of a broken lease renew it"},
+	{name: "BreakDeletesRecord", rule: "TokenGrowsAfterBreak", story: "deletes the record, and counts tokens in it"},
+	{name: "BreakByPrefix", rule: "BreakSparesOtherKeys", story: "breaks all leases below a key"},
+	{name: "BreakInSilence", rule: "BreakSignalsWaiters", story: "forgets the waiters"},
+	{name: "BreakIgnoresContext", rule: "BreakContext", story: "breaks a lease for somebody who has gone"},
 }
 
 // inBubble runs a rule on fake time, and lets everything that it left behind

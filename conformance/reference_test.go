@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"iter"
 	"math"
 	"slices"
 	"strings"
@@ -151,7 +150,7 @@ func (s *server) token(c *client, last int64) int64 {
 	case "TokenIsCounter", "TokenCounterInServerMemory":
 		s.counter++
 		return s.counter
-	case "TokenCountedInRecord", "TokenResetOnRelease", "TokenResetOnExpiry", "RenewResetsToken":
+	case "TokenCountedInRecord", "BreakDeletesRecord", "TokenResetOnRelease", "TokenResetOnExpiry", "RenewResetsToken":
 		return last + 1
 	case "TokenCountedByClient":
 		return c.counter.Add(1)
@@ -293,7 +292,7 @@ func (s *server) renew(key, owner string, ttl time.Duration, clock time.Time) (b
 	switch s.mistake {
 	case "RenewRevivesExpired":
 		live = r != nil && r.owner != ""
-	case "RenewRevivesReleased":
+	case "RenewRevivesReleased", "BrokenRenews":
 		if r != nil && r.owner == "" && r.last == owner {
 			mine, live = true, true
 			r.owner = owner
@@ -422,6 +421,7 @@ var (
 	_ core.LockStore = (*client)(nil)
 	_ core.Notifier  = (*client)(nil)
 	_ core.Inspector = (*client)(nil)
+	_ core.Breaker   = (*client)(nil)
 )
 
 func newClient(t testing.TB, s *server) *client {
@@ -740,30 +740,6 @@ func (c *client) Subscribe(ctx context.Context, key string) (<-chan struct{}, fu
 		go func() { time.Sleep(time.Hour) }()
 	}
 	return sub.ch, unsubscribe, nil
-}
-
-// Leases implements [core.Inspector].
-func (c *client) Leases(ctx context.Context, q core.LeaseQuery) iter.Seq2[core.LeaseInfo, error] {
-	return func(yield func(core.LeaseInfo, error) bool) {
-		var found []core.LeaseInfo
-		err := c.call(ctx, func() {
-			now := time.Now()
-			for key, r := range c.srv.records {
-				if (q.Key == "" || q.Key == key) && strings.HasPrefix(key, q.Prefix) && c.srv.live(r, now, now) {
-					found = append(found, core.LeaseInfo{Key: key, Label: core.OwnerLabel(r.owner), Token: r.token, Left: r.expires.Sub(now)})
-				}
-			}
-		})
-		if err != nil {
-			yield(core.LeaseInfo{}, err)
-			return
-		}
-		for _, info := range found {
-			if !yield(info, nil) {
-				return
-			}
-		}
-	}
 }
 
 // referenceConfig is the configuration of the reference store, with every

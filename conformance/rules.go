@@ -24,6 +24,8 @@ func Rules() []Rule {
 		leftoverRules(),
 		refusalRules(),
 		notifierRules(),
+		inspectorRules(),
+		breakerRules(),
 		faultRules(),
 	)
 }

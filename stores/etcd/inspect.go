@@ -24,7 +24,7 @@ const (
 // Leases implements [core.Inspector]. Keys come in the order of their bytes. It
 // costs a read for 500 keys, and one request for each, as etcd tells in no
 // other way how long a lease still lives; that is in whole seconds, rounded
-// down. Keys with a foreign value are left out.
+// up. Keys with a foreign value are left out.
 func (s *Store) Leases(ctx context.Context, q core.LeaseQuery) iter.Seq2[core.LeaseInfo, error] {
 	return func(yield func(core.LeaseInfo, error) bool) {
 		if err := q.Check(); err != nil {
@@ -99,7 +99,9 @@ func (s *Store) describe(ctx context.Context, kv *mvccpb.KeyValue) (info core.Le
 	if err != nil || resp.TTL < 0 {
 		return info, false, err
 	}
-	info.Left = time.Duration(resp.TTL) * time.Second
+	// etcd rounds down, and would say of a lease in its last second that it
+	// has ended.
+	info.Left = time.Duration(min(resp.TTL+1, resp.GrantedTTL)) * time.Second
 	return info, true, nil
 }
 

@@ -54,6 +54,7 @@ type Options struct {
 // [New]. It is safe for concurrent use.
 type Store struct {
 	client *clientv3.Client
+	kv     countingKV
 	prefix string
 	clock  func() instant
 
@@ -96,7 +97,7 @@ func New(client *clientv3.Client, o Options) (*Store, error) {
 	case o.Retention < 0:
 		return nil, fmt.Errorf("%w: etcdstore.Options.Retention %v: use 0 or more", core.ErrInvalid, o.Retention)
 	}
-	s := &Store{client: client, prefix: o.Prefix, clock: now}
+	s := &Store{client: client, kv: newCountingKV(client), prefix: o.Prefix, clock: now}
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	s.keeper.init(s, func(ctx context.Context) (pb.Lease_LeaseKeepAliveClient, error) {
 		// A member that has lost its leader ends the stream, which is opened
@@ -233,7 +234,11 @@ func (s *Store) put(ctx context.Context, id holdID, name string, l *lease) (core
 		[]clientv3.Cmp{clientv3.Compare(clientv3.CreateRevision(name), "=", 0)},
 		[]clientv3.Op{clientv3.OpPut(name, id.owner, clientv3.WithLease(l.id))},
 		[]clientv3.Op{clientv3.OpGet(name)})
+	deliveries, ctx := s.kv.count(ctx)
 	resp, sent, err := s.do(ctx, writePatience, op)
+	if n := deliveries(); n > 1 { // the client has sent again by itself
+		sent = max(sent, n)
+	}
 	switch {
 	case isLeaseNotFound(err):
 		return core.Grant{}, err
@@ -461,7 +466,7 @@ func (s *Store) get(ctx context.Context, name string) (*mvccpb.KeyValue, error) 
 // delivery of themselves. For sent see [resend].
 func (s *Store) do(ctx context.Context, patience time.Duration, op clientv3.Op) (resp clientv3.OpResponse, sent int, err error) {
 	sent, err = resend(ctx, patience, func(ctx context.Context) (err error) {
-		resp, err = s.client.Do(ctx, op)
+		resp, err = s.kv.Do(ctx, op)
 		return err
 	})
 	return resp, sent, err

@@ -413,6 +413,47 @@ func TestLeaseOfAResentAcquireIsNotReused(t *testing.T) {
 	release(t, other, key, "other")
 }
 
+// The client library itself sends a request again, and the first delivery
+// arrives when the key has been released, with a lease that another key might
+// have by then.
+func TestDeliveryThatTheClientOvertookIsRefused(t *testing.T) {
+	for _, plain := range []bool{true, false} {
+		t.Run(fmt.Sprintf("plain=%t", plain), func(t *testing.T) {
+			client, w := connectOver(t, testserver.Etcd(t).URL)
+			var space string
+			if !plain {
+				space = random("tenant-") + "/"
+				client.KV = namespace.NewKV(client.KV, space)
+			}
+			store, key := open(t, client, etcdstore.Options{}), random("overtaken-")
+			var first atomic.Bool
+			var late func(context.Context) error
+			w.set(func(ctx context.Context, r request, deliver func(context.Context) error) error {
+				if r.kind == "put" && first.CompareAndSwap(false, true) {
+					gone, cancel := context.WithCancel(ctx)
+					cancel()
+					_ = deliver(gone) // it is a request like any other for the client
+					late = deliver
+					return status.Error(codes.Canceled, "proxy: upstream took too long")
+				}
+				return deliver(ctx)
+			})
+			acquire(t, store, key, "owner", time.Minute)
+			if n := w.puts.Load(); n != 2 {
+				t.Fatalf("%d deliveries, want 2, the second by the client", n)
+			}
+			release(t, store, key, "owner")
+			if pooled := etcdstore.Pooled(store); len(pooled) > 0 {
+				t.Errorf("the pool has %x, want nothing", pooled)
+			}
+			eventually(t, "the lease is revoked", func() bool { return w.revokes.Load() > 0 })
+			eventually(t, "the late delivery is refused", func() bool {
+				return errors.Is(rpctypes.Error(late(context.Background())), rpctypes.ErrLeaseNotFound)
+			})
+		})
+	}
+}
+
 func TestAcquireWhoseAnswerIsLostEndsAtOnce(t *testing.T) {
 	for _, how := range []string{"by its release", "by itself"} {
 		t.Run(how, func(t *testing.T) {

@@ -1,0 +1,67 @@
+package etcdstore
+
+import (
+	"context"
+	"reflect"
+	"slices"
+	"sync/atomic"
+	"time"
+
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"google.golang.org/grpc"
+)
+
+// soonestResend is less than the 25 ms, give or take a tenth, that clientv3
+// waits before it sends a request again (Config.BackoffWaitBetween).
+const soonestResend = 20 * time.Millisecond
+
+// countingKV is the client's KV. It counts how often a request really went out:
+// the client sends a transaction again when the answer is that a context has
+// ended which was not its caller's, as a proxy says that lost its patience. The
+// first delivery may still be on its way then.
+type countingKV struct {
+	clientv3.KV
+	plain bool
+}
+
+// newCountingKV returns the KV of client. One that was wrapped, with a
+// namespace say, hides the request from us.
+func newCountingKV(client *clientv3.Client) countingKV {
+	if reflect.TypeOf(client.KV) != reflect.TypeOf(clientv3.NewKV(client)) {
+		return countingKV{KV: client.KV}
+	}
+	return countingKV{
+		KV:    clientv3.NewKVFromKVClient(countingClient{clientv3.RetryKVClient(client)}, client),
+		plain: true,
+	}
+}
+
+// count returns a context under which deliveries are counted, and a function
+// that returns how many there were, or, if that cannot be known, may have been.
+func (kv countingKV) count(ctx context.Context) (deliveries func() int, counted context.Context) {
+	if !kv.plain {
+		start := time.Now()
+		return func() int {
+			if time.Since(start) < soonestResend {
+				return 0
+			}
+			return 2
+		}, ctx
+	}
+	var n atomic.Int64
+	return func() int { return int(n.Load()) }, context.WithValue(ctx, countKey{}, &n)
+}
+
+// countKey is the key of the counter, an *atomic.Int64, in a context.
+type countKey struct{}
+
+// countingClient counts transactions whose context has a counter.
+type countingClient struct{ pb.KVClient }
+
+func (c countingClient) Txn(ctx context.Context, in *pb.TxnRequest, opts ...grpc.CallOption) (*pb.TxnResponse, error) {
+	if n, ok := ctx.Value(countKey{}).(*atomic.Int64); ok {
+		opts = append(slices.Clip(opts), grpc.OnFinish(func(error) { n.Add(1) }))
+	}
+	return c.KVClient.Txn(ctx, in, opts...)
+}

@@ -96,21 +96,29 @@ func ended(ctx context.Context, cause error) error {
 	}
 }
 
+// querier is what runs a statement: a pool, or a transaction on one of its
+// connections.
+type querier interface {
+	Exec(ctx context.Context, sql string, arguments ...any) (pgconn.CommandTag, error)
+	Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error)
+}
+
 // exec runs a statement and returns the number of its rows.
 func (s *Store) exec(ctx context.Context, sql string, args ...any) (int64, error) {
 	var n int64
-	err := s.send(ctx, args, func(args []any) error {
-		tag, err := s.db.Exec(ctx, sql, args...)
+	err := s.send(ctx, args, func(q querier, args []any) error {
+		tag, err := q.Exec(ctx, sql, args...)
 		n = tag.RowsAffected()
 		return err
 	})
 	return n, err
 }
 
-// query runs a statement that returns one row at most, and calls scan with it.
+// query runs a statement, and calls scan when the first row, if there is one,
+// can be read.
 func (s *Store) query(ctx context.Context, sql string, args []any, scan func(pgx.Rows) error) error {
-	return s.send(ctx, args, func(args []any) error {
-		rows, err := s.db.Query(ctx, sql, args...)
+	return s.send(ctx, args, func(q querier, args []any) error {
+		rows, err := q.Query(ctx, sql, args...)
 		if err != nil {
 			return err
 		}
@@ -127,46 +135,72 @@ func (s *Store) query(ctx context.Context, sql string, args []any, scan func(pgx
 	})
 }
 
-// maxSends bounds how often a statement is sent that the server refused because
-// of another. With the pauses of [pause] that is about 2 s.
-const maxSends = 100
+// maxSends bounds how often a statement is sent that the server refused without
+// having done anything. Three are expected at most: a pooler, a collision, and
+// the one that does it.
+const maxSends = 10
 
-// send calls do, again while the server refuses the statement without having
-// done anything because it collides with another one. That happens only where
-// the default isolation level is REPEATABLE READ or SERIALIZABLE, or where a
-// transaction of the user's locks several rows.
-func (s *Store) send(ctx context.Context, args []any, do func(args []any) error) error {
+// send calls do, and again if the server refused the statement without having
+// done anything:
+//
+//   - Where the default isolation level is REPEATABLE READ or SERIALIZABLE,
+//     statements that collide are refused, under SERIALIZABLE also such that only
+//     touch the same page. The next time it is sent in a transaction of its own
+//     that asks for READ COMMITTED, where it waits instead. That costs three round
+//     trips, so it is not the way of the first time.
+//   - A pooler in transaction mode may give us another connection than the one
+//     that prepared the statement. From then on nothing is prepared.
+//   - A transaction of the user's that locks rows of several keys may deadlock
+//     with it.
+func (s *Store) send(ctx context.Context, args []any, do func(q querier, args []any) error) error {
+	collided := false
 	for n := 1; ; n++ {
 		with, mode := args, s.mode.Load()
 		if mode > 0 {
 			with = append([]any{pgx.QueryExecMode(mode - 1)}, args...)
 		}
-		err := do(with)
+		var err error
+		if collided {
+			err = s.readCommitted(ctx, func(tx pgx.Tx) error { return do(tx, with) })
+		} else {
+			err = do(s.db, with)
+		}
 		if err == nil {
 			return nil
 		}
 		if ctx.Err() != nil {
 			return ended(ctx, err)
 		}
-		switch code := sqlState(err); {
+		code := sqlState(err)
+		switch {
 		case n >= maxSends:
 			return s.o.explain(err)
 		case (code == codeNoStatement || code == codeDupStatement) && mode == 0:
-			// A pooler gave us another connection than the one that prepared the
-			// statement. Nothing was executed; go on without preparing.
 			s.use(pgx.QueryExecModeExec)
-		case code == codeSerialization || code == codeDeadlock:
-			timer := time.NewTimer(pause(n))
-			select {
-			case <-timer.C:
-			case <-ctx.Done():
-				timer.Stop()
-				return ended(ctx, err)
-			}
-		default:
+			continue // there is nobody to get out of the way of
+		case code == codeSerialization:
+			collided = true
+		case code != codeDeadlock:
 			return s.o.explain(err)
 		}
+		timer := time.NewTimer(pause(n))
+		select {
+		case <-timer.C:
+		case <-ctx.Done():
+			timer.Stop()
+			return ended(ctx, err)
+		}
 	}
+}
+
+// readCommitted runs do in a transaction of that level.
+func (s *Store) readCommitted(ctx context.Context, do func(tx pgx.Tx) error) error {
+	conn, err := s.db.Acquire(ctx)
+	if err != nil {
+		return err
+	}
+	defer conn.Release()
+	return pgx.BeginTxFunc(ctx, conn, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, do)
 }
 
 // use sets the mode of all later statements.

@@ -33,7 +33,8 @@
 // no statement ends in an error because of another. Where the role or the
 // database has REPEATABLE READ or SERIALIZABLE as its default, the server
 // refuses statements that collide, and writes an ERROR line to its log for
-// each; the store sends them again, which is safe, because they did nothing.
+// each. The store sends such a statement again, which is safe, because it did
+// nothing, and the second time in a transaction that asks for READ COMMITTED.
 //
 // When ctx ends, pgx closes the connection in use and asks the server to cancel
 // the statement, which shows in the server's log as well. Whether the statement

@@ -34,7 +34,8 @@ type DB interface {
 	// closed.
 	Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error)
 	// Acquire takes a connection out of the pool. The store does it in
-	// [Migrate], and to learn how to connect where DB has no method Config.
+	// [Migrate], for a statement that was refused because it collided with
+	// another, and to learn how to connect where DB has no method Config.
 	Acquire(ctx context.Context) (*pgxpool.Conn, error)
 }
 

@@ -24,7 +24,7 @@ func rows(t testing.TB, pool *pgxpool.Pool, o pgstore.Options) int {
 // A hundred thousand keys are locked once, and never again. Once Retention has
 // passed, the acquisitions of one other key remove them all.
 func TestHundredThousandKeysLockedOnce(t *testing.T) {
-	const keys, clients = 100_000, 8
+	const keys, clients = 100_000, 4
 	pool := newPool(t, testserver.StartPostgres(t, "-c", "synchronous_commit=off").URL, maxConns(clients))
 	o := newTable(t, pool)
 	o.Retention = 2 * time.Second

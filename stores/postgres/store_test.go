@@ -255,7 +255,7 @@ func TestSettings(t *testing.T) {
 
 // Eight clients on one key, at every isolation level.
 func TestIsolationLevels(t *testing.T) {
-	server := testserver.StartPostgres(t)
+	server := testserver.StartPostgres(t, "-c", "synchronous_commit=off")
 	admin := newPool(t, server.URL)
 	for _, level := range []string{"read committed", "repeatable read", "serializable"} {
 		t.Run(level, func(t *testing.T) {

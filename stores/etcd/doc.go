@@ -41,11 +41,13 @@
 // etcd lease in one transaction, "if the key has not been touched". All reads
 // are linearizable.
 //
-// A request whose outcome is not known is sent again while etcd answers that it
-// is unavailable, for about three seconds: each can be recognized by its owner
-// and lease. If an Acquire fails nevertheless, its etcd lease is revoked, so
-// that etcd refuses the request should it arrive late. An etcd lease serves one
-// key, and serves another only after it is certain that the first has gone.
+// A request is sent again, to the next member if there is one, while etcd
+// answers that it is unavailable, for about three seconds, or says nothing, for
+// 0.5 s (reads) or 2 s (writes) at first: each can be recognized by its owner and
+// lease. If the outcome of an Acquire remains unknown its etcd lease is revoked,
+// so that etcd refuses the request should it arrive late. An etcd lease serves
+// one key, and another only after it is certain that the first has gone and that
+// nothing is on its way that could put it again.
 //
 // # Fencing
 //
@@ -70,11 +72,15 @@
 // all waiters of a key in one store share one watcher. The end of a dead
 // holder's lease wakes them too, so Grant.Left is not filled in.
 //
-// The store keeps, from the first use until Close, one goroutine for keep-alives
-// and one that reads the answers, two for each key that somebody waits for, and
-// for a moment up to four that revoke leases after failed requests. With
-// authentication enabled, its user needs read and write permission on the
-// prefix.
+// The store keeps, from the first use until Close, one goroutine that sends
+// keep-alives and one that reads the answers; one for each key that somebody
+// waits for, beside the client's own; while there is something to do, up to four
+// that read keys for renewals; and after failed requests up to four that revoke
+// leases. With authentication enabled, its user needs read and write permission
+// on the prefix.
+//
+// Give the client the endpoints of all members, and DialKeepAliveTime, which
+// makes it leave a member that has fallen silent.
 //
 // An embedded etcd works through a client that is connected to it, not through
 // package v3client.

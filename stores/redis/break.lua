@@ -32,7 +32,7 @@ if ends <= now then
   return {}
 end
 
-redis.call('HSET', KEYS[1], 'until', 0)
+redis.call('HSET', KEYS[1], 'until', '0')
 redis.call('PEXPIREAT', KEYS[1],
   math.ceil(math.max(now, token) / 1000) + ARGV[1])
 redis.pcall('SPUBLISH', KEYS[1], '')

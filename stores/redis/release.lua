@@ -36,7 +36,7 @@ end
 -- The clock is not asked: to end a lease that has just expired, and that nobody
 -- has taken, changes nothing for anybody. 0 rather than now, so that a clock
 -- that is set back does not bring the lease back to life.
-redis.call('HSET', KEYS[1], 'until', 0)
+redis.call('HSET', KEYS[1], 'until', '0')
 
 -- The record would be kept until the end that the lease had, and Retention more.
 -- Shorten that only if it matters, a call less being what it is worth.

@@ -1,9 +1,12 @@
 package mongostore_test
 
 import (
+	"context"
 	"crypto/rand"
+	"fmt"
 	"runtime"
 	"slices"
+	"sync"
 	"testing"
 	"time"
 
@@ -12,6 +15,8 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 	"go.mongodb.org/mongo-driver/v2/mongo/writeconcern"
 
+	"github.com/leasekit/leasekit/core"
+	"github.com/leasekit/leasekit/internal/testserver"
 	mongostore "github.com/leasekit/leasekit/stores/mongo"
 )
 
@@ -144,4 +149,63 @@ func BenchmarkFloor(b *testing.B) {
 			&way{name: "leasekit", once: func() error { _, err := s.Acquire(ctx, "held", "other", benchTTL); return err }})
 		_ = s.Release(ctx, "held", owner)
 	})
+}
+
+// BenchmarkHandOver measures the time from the end of one callback to the start
+// of the next, in another process's place: every contender has a client of its
+// own. It reports how long the unluckiest waited, in hand-overs.
+func BenchmarkHandOver(b *testing.B) {
+	for _, contenders := range []int{2, 16, 32} {
+		b.Run(fmt.Sprintf("contenders=%d", contenders), func(b *testing.B) { benchmarkHandOver(b, contenders) })
+	}
+}
+
+func benchmarkHandOver(b *testing.B, contenders int) {
+	coll := newCollection(b)
+	key := rand.Text()
+	var (
+		mu        sync.Mutex
+		times     []time.Duration
+		ended     time.Time // the last callback
+		last      = -1      // who ran it
+		since     = make([]int, contenders)
+		unluckies int
+		wg        sync.WaitGroup
+	)
+	for i := range contenders {
+		s := newStore(b, through(b, coll, testserver.Mongo(b).URL), mongostore.Options{})
+		strategy, err := core.NewStrategy(s, core.Options{TTL: benchTTL, Wait: core.WaitForever})
+		if err != nil {
+			b.Fatal(err)
+		}
+		wg.Go(func() {
+			for done := false; !done; {
+				err := strategy.Do(b.Context(), key, func(context.Context) error {
+					mu.Lock()
+					defer mu.Unlock()
+					if last >= 0 && last != i {
+						times = append(times, time.Since(ended))
+						unluckies = max(unluckies, len(times)-since[i])
+					}
+					since[i], last = len(times), i
+					done = len(times) >= b.N
+					time.Sleep(time.Millisecond) // let the others fail and wait
+					ended = time.Now()
+					return nil
+				})
+				if err != nil {
+					b.Errorf("Do: %v", err)
+					return
+				}
+				time.Sleep(time.Millisecond) // who has just released stands back
+			}
+		})
+	}
+	wg.Wait()
+	slices.Sort(times)
+	b.ReportMetric(0, "ns/op")
+	for name, at := range map[string]int{"p50-µs": len(times) / 2, "p99-µs": len(times) * 99 / 100, "max-µs": len(times) - 1} {
+		b.ReportMetric(float64(times[at].Microseconds()), name)
+	}
+	b.ReportMetric(float64(unluckies), "longest-wait-in-hand-overs")
 }

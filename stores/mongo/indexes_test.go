@@ -3,6 +3,7 @@ package mongostore_test
 import (
 	"context"
 	"crypto/rand"
+	"flag"
 	"strings"
 	"sync"
 	"testing"
@@ -157,6 +158,8 @@ func TestCollationIsRefused(t *testing.T) {
 	mustBeHeld(t, s, "key")
 }
 
+var purgeKeys = flag.Int("keys", 2000, "number of keys that TestDocumentsArePurged locks")
+
 // What is left of keys that were locked once.
 func TestDocumentsArePurged(t *testing.T) {
 	coll := newCollection(t)
@@ -167,7 +170,7 @@ func TestDocumentsArePurged(t *testing.T) {
 	kept := newStore(t, coll, mongostore.Options{Prefix: "kept/", Retention: time.Hour})
 	mustAcquire(t, kept, "k", "me", time.Second)
 	mustRelease(t, kept, "k", "me")
-	const keys = 2000
+	keys := *purgeKeys
 	began := time.Now()
 	var wg sync.WaitGroup
 	for range 16 {

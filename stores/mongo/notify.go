@@ -223,11 +223,13 @@ func (n *notifier) run(ctx context.Context, st *stream) {
 		case err == nil && !opened:
 			opened = true
 			close(st.settled)
-			n.wg.Go(func() {
-				if n.starves(ctx) {
-					n.end(st, true)
-				}
-			})
+			if idle, err := n.ping(ctx); err == nil {
+				n.wg.Go(func() {
+					if n.starves(ctx, idle) {
+						n.end(st, true)
+					}
+				})
+			}
 		case err == nil:
 			n.wakeAll()
 		case !opened:
@@ -344,16 +346,22 @@ func signal(w chan struct{}) {
 
 // starves reports whether the stream has taken the client's only connection: then
 // every call waits until a getMore is over. After the first ping the getMore is
-// always in front of the next.
-func (n *notifier) starves(ctx context.Context) bool {
+// always in front of the next. idle is what a ping took before there was a
+// getMore: a server that is slow anyway proves nothing.
+func (n *notifier) starves(ctx context.Context, idle time.Duration) bool {
 	for i := range 4 {
-		start := time.Now()
-		err := n.coll.Database().RunCommand(ctx, bson.D{{Key: "ping", Value: 1}}).Err()
-		if err != nil || i > 0 && time.Since(start) < streamWait*3/4 {
+		took, err := n.ping(ctx)
+		if err != nil || i > 0 && took < max(streamWait*3/4, 4*idle) {
 			return false
 		}
 	}
 	return true
+}
+
+func (n *notifier) ping(ctx context.Context) (time.Duration, error) {
+	began := time.Now()
+	err := n.coll.Database().RunCommand(ctx, bson.D{{Key: "ping", Value: 1}}).Err()
+	return time.Since(began), err
 }
 
 // backoff is the pause before the next try after n failures: doubling, with

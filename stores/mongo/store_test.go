@@ -572,7 +572,7 @@ func TestRoundTrips(t *testing.T) {
 	mustAcquire(t, s, "k", "you", time.Minute)
 	expect("Release, and Acquire by another owner of this store", "update findAndModify")
 
-	mustAcquire(t, other, "short", "you", 50*time.Millisecond)
+	mustAcquire(t, other, "short", "you", 2*time.Second)
 	g := mustBeHeld(t, s, "short")
 	expect("the first try on a held key", "findAndModify aggregate")
 	time.Sleep(g.Left + time.Millisecond)

@@ -224,8 +224,11 @@ type Rule struct {
 	// Needs, if set, returns why the rule cannot be checked with this Config
 	// ("set Config.Restart"), or "".
 	Needs func(c *Config) string
-	// Alone makes the rule run while no other does, because it disturbs them
-	// or would be disturbed.
+	// Busy puts the rule after those that watch the clock, because it keeps the
+	// store busy with many calls and cares little for time.
+	Busy bool
+	// Alone makes the rule run while no other does, after the Busy ones,
+	// because it disturbs them or would be disturbed.
 	Alone bool
 	// Last puts a rule that runs Alone after the others that do, because it
 	// leaves its mark on the server: it restarts it.

@@ -34,6 +34,7 @@ func contextRules() []Rule {
 	}, Rule{
 		Name:     "ReleaseUndoesUnknownAcquire",
 		Sentence: "If the server executed a call before the Release(owner) that follows it, the Release undoes it.",
+		Busy:     true,
 		Check:    checkReleaseUndoesUnknownAcquire,
 	}, Rule{
 		Name:     "LateAcquireEndsByItself",

@@ -20,10 +20,12 @@ func exclusionRules() []Rule {
 	}, Rule{
 		Name:     "OneWinnerAmongMany",
 		Sentence: "64 contenders on a fresh key: one wins, 63 are told no, nobody gets an error.",
+		Busy:     true,
 		Check:    checkOneWinnerAmongMany,
 	}, Rule{
 		Name:     "OneWinnerOnUsedKey",
 		Sentence: "Each method is one try, atomic for its key against every other client of the backend, also when the key has just been released or its lease has just ended.",
+		Busy:     true,
 		Check:    checkOneWinnerOnUsedKey,
 	}, Rule{
 		Name:     "HeldTryChangesNothing",
@@ -32,6 +34,7 @@ func exclusionRules() []Rule {
 	}, Rule{
 		Name:     "KeysAreIndependent",
 		Sentence: "Keys are independent.",
+		Busy:     true,
 		Check:    checkKeysAreIndependent,
 	}, Rule{
 		Name:     "ClientClockDoesNotMatter",
@@ -48,12 +51,14 @@ func exclusionRules() []Rule {
 	}, Rule{
 		Name:     "MutualExclusion",
 		Sentence: "While one caller runs under the lock of a key, no other does: a counter that is read, and written a moment later, loses no increment.",
+		Busy:     true,
 		Check:    checkMutualExclusion,
 	}, Rule{
 		Name:     "MutualExclusionOfProcesses",
 		Sentence: "While one process runs under the lock of a key, no other process does: a counter in a file that is read, and written a moment later, loses no increment.",
 		Needs:    needs("Env", func(c *Config) bool { return c.Env != nil }),
 		Process:  true,
+		Busy:     true,
 		Check:    checkMutualExclusionOfProcesses,
 	})
 }

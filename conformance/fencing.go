@@ -14,6 +14,7 @@ func fencingRules() []Rule {
 	return group("Fencing", Rule{
 		Name:     "TokenGrowsAfterRelease",
 		Sentence: growing,
+		Busy:     true,
 		Check:    checkTokenGrowsAfterRelease,
 	}, Rule{
 		Name:     "TokenGrowsAfterExpiry",
@@ -31,6 +32,7 @@ func fencingRules() []Rule {
 	}, Rule{
 		Name:     "TokensGrowUnderContention",
 		Sentence: growing + " The token is drawn when the lease is granted, not before.",
+		Busy:     true,
 		Check:    checkTokensGrowUnderContention,
 	}, Rule{
 		Name:     "TokenSurvivesReopen",

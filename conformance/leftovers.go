@@ -17,6 +17,7 @@ func leftoverRules() []Rule {
 	return group("Leftovers", Rule{
 		Name:     "NoLeaks",
 		Sentence: "No goroutine outlives the call, except what New documents and Close stops, and one driver call whose ctx has ended, which ends within the client's own I/O timeout.",
+		Busy:     true,
 		Check:    checkNoLeaks,
 	}, Rule{
 		Name:     "ConnectionFreeWhileHeld",

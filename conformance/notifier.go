@@ -46,10 +46,12 @@ func notifierRules() []Rule {
 	}, Rule{
 		Name:     "StopLeavesNothing",
 		Sentence: "stop leaves nothing behind: no goroutine for each subscription that there ever was.",
+		Busy:     true,
 		Check:    checkStopLeavesNothing,
 	}, Rule{
 		Name:     "HandOvers",
 		Sentence: "A waiter that has subscribed gets the key at a release; a lost signal costs at most one poll.",
+		Busy:     true,
 		Check:    checkHandOvers,
 	}, Rule{
 		Name:     "SignalAfterRestart",

@@ -37,6 +37,7 @@ func ownershipRules() []Rule {
 	}, Rule{
 		Name:     "OwnersAreComparedWhole",
 		Sentence: "Renew and Release act only on a live lease of owner, every byte of which counts.",
+		Busy:     true,
 		Check:    checkOwnersAreComparedWhole,
 	}, Rule{
 		Name:     "OwnerIsNotTheClient",
@@ -49,6 +50,7 @@ func ownershipRules() []Rule {
 	}, Rule{
 		Name:     "RenewRacesRelease",
 		Sentence: "Renew and Release act on a live lease only, in one atomic step: a renewal in flight does not revive a lease that is being released.",
+		Busy:     true,
 		Check:    checkRenewRacesRelease,
 	})
 }

@@ -121,7 +121,9 @@ func runRules(t *testing.T, c *Config, rules []Rule) []*outcome {
 	outcomes := make([]*outcome, len(rules))
 	groups := make(map[string][]*outcome)
 	var order []string             // of the groups
-	var together, queue []*outcome // the rules that run at once, and one by one
+	// The rules that run at once, first the quiet and then the busy ones, and
+	// those that run one by one.
+	var quiet, busy, queue []*outcome
 	for i, r := range rules {
 		o := &outcome{rule: r, over: make(chan struct{})}
 		outcomes[i] = o
@@ -129,10 +131,13 @@ func runRules(t *testing.T, c *Config, rules []Rule) []*outcome {
 			order = append(order, r.Group)
 		}
 		groups[r.Group] = append(groups[r.Group], o)
-		if r.Alone {
+		switch {
+		case r.Alone:
 			queue = append(queue, o)
-		} else {
-			together = append(together, o)
+		case r.Busy:
+			busy = append(busy, o)
+		default:
+			quiet = append(quiet, o)
 		}
 	}
 	// A restart cuts connections, also those of the functions in Config.
@@ -149,17 +154,18 @@ func runRules(t *testing.T, c *Config, rules []Rule) []*outcome {
 
 	runOne := func(t *testing.T, o *outcome) {
 		defer close(o.over)
-		if o.rule.Alone {
-			for _, other := range together {
-				<-other.over
-			}
-			for _, other := range queue[:slices.Index(queue, o)] {
-				<-other.over
-			}
-		} else {
-			gate <- struct{}{}
-			defer func() { <-gate }()
+		var before []*outcome
+		switch {
+		case o.rule.Alone:
+			before = slices.Concat(quiet, busy, queue[:slices.Index(queue, o)])
+		case o.rule.Busy:
+			before = quiet
 		}
+		for _, other := range before {
+			<-other.over
+		}
+		gate <- struct{}{}
+		defer func() { <-gate }()
 		t.Run(o.rule.Name, func(t *testing.T) { report(t, c, o) })
 	}
 	// T.Run may be called from several goroutines, as long as all calls return
@@ -254,7 +260,7 @@ func runRule(t *testing.T, c *Config, rule Rule) (s status, text string) {
 		}
 		reasons = append(reasons, fmt.Sprintf("with a ttl of %v: %s", ttl, rec.again))
 		// A stall that spoiled a short lease is small beside a longer one.
-		ttl = min(2*ttl, 4*c.TTL)
+		ttl = min(2*ttl, 16*c.TTL)
 	}
 	return notJudged, fmt.Sprintf("%s could not be judged, the store or the machine is too slow for Config.TTL:\n  %s",
 		rule.Name, strings.Join(reasons, "\n  "))

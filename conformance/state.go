@@ -13,6 +13,7 @@ func stateRules() []Rule {
 		Name:     "StateIsBounded",
 		Sentence: "No store keeps anything per key for ever: records of keys that nobody locks any more are gone after the retention and the acquisitions that follow.",
 		Needs:    retention,
+		Busy:     true,
 		Check:    checkStateIsBounded,
 	}, Rule{
 		Name:     "PurgeSparesLiveLeases",
@@ -23,6 +24,7 @@ func stateRules() []Rule {
 		Name:     "PurgeHidesNoKey",
 		Sentence: "No live lease: store the lease, also while the record that the last one left is being purged.",
 		Needs:    retention,
+		Busy:     true,
 		Check:    checkPurgeHidesNoKey,
 	}, Rule{
 		Name:     "HeldTryIsARead",

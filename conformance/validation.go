@@ -18,10 +18,12 @@ func validationRules() []Rule {
 	}, Rule{
 		Name:     "OddKeys",
 		Sentence: "Inside those limits every key works and keys that differ in a byte are different keys: spaces, /, :, {}, %, quotes, newline, emoji, NFC and NFD.",
+		Busy:     true,
 		Check:    checkOddKeys,
 	}, Rule{
 		Name:     "OddOwners",
 		Sentence: "An owner is 1 to 512 bytes of UTF-8 with no NUL, and inside those limits every owner works.",
+		Busy:     true,
 		Check:    checkOddOwners,
 	}, Rule{
 		Name:     "OddTTLs",

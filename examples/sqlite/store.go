@@ -87,17 +87,17 @@ var _ core.LockStore = (*Store)(nil)
 
 // Open opens the file, and makes it and its table when they are not there.
 func Open(ctx context.Context, file string) (*Store, error) {
-	// SQLite itself waits for a lock only as long as a caller may be kept
-	// after the end of ctx; run does the rest. The log is not synced at each
-	// commit: a power cut may lose the last leases, whose holders it ends too,
-	// and tokens grow by the clock.
+	// SQLite itself waits for a lock only for a moment, call does the rest. The
+	// log is not synced at each commit: a power cut may lose the last leases,
+	// whose holders it ends too, and tokens grow by the clock.
 	db, err := sql.Open("sqlite", "file:"+file+"?_pragma=busy_timeout(10)&_pragma=journal_mode(WAL)&_pragma=synchronous(NORMAL)")
 	if err != nil {
 		return nil, fmt.Errorf("sqlite: %w", err)
 	}
 	db.SetMaxOpenConns(4)
 	s := &Store{db: db, Retention: time.Hour}
-	return s, s.run(ctx, func() error { _, err := db.ExecContext(ctx, schema); return err })
+	_, err = s.exec(ctx, schema)
+	return s, err
 }
 
 // Close closes the file. Leases stay.
@@ -108,19 +108,18 @@ func (s *Store) Acquire(ctx context.Context, key, owner string, ttl time.Duratio
 	if err := core.CheckAll(key, owner, ttl); err != nil {
 		return core.Grant{}, err
 	}
-	var token, wait int64
-	err := s.run(ctx, func() error { return s.db.QueryRowContext(ctx, acquire, key, owner, ceil(ttl)).Scan(&token) })
-	switch {
-	case err == nil:
+	token, err := s.number(ctx, acquire, key, owner, ceil(ttl))
+	if err == nil {
 		// The lease is ours whether or not this works; the next one tries again.
-		_, _ = s.db.ExecContext(ctx, purge, ceil(s.Retention))
+		_, _ = s.exec(ctx, purge, ceil(s.Retention))
 		return core.Grant{Acquired: true, Token: token}, nil
-	case !errors.Is(err, sql.ErrNoRows):
+	}
+	if !errors.Is(err, sql.ErrNoRows) {
 		return core.Grant{}, err
 	}
 	// Held. How much longer is a hint, so that a lease that ends in between,
 	// no row again, does no harm.
-	err = s.run(ctx, func() error { return s.db.QueryRowContext(ctx, left, key).Scan(&wait) })
+	wait, err := s.number(ctx, left, key)
 	if err != nil && !errors.Is(err, sql.ErrNoRows) {
 		return core.Grant{}, err
 	}
@@ -132,14 +131,7 @@ func (s *Store) Renew(ctx context.Context, key, owner string, ttl time.Duration)
 	if err := core.CheckAll(key, owner, ttl); err != nil {
 		return false, err
 	}
-	var n int64
-	err := s.run(ctx, func() error {
-		result, err := s.db.ExecContext(ctx, renew, key, owner, ceil(ttl))
-		if err == nil {
-			n, err = result.RowsAffected()
-		}
-		return err
-	})
+	n, err := s.exec(ctx, renew, key, owner, ceil(ttl))
 	return n == 1, err
 }
 
@@ -148,29 +140,64 @@ func (s *Store) Release(ctx context.Context, key, owner string) error {
 	if err := core.CheckAll(key, owner, core.MinTTL); err != nil {
 		return err
 	}
-	return s.run(ctx, func() error { _, err := s.db.ExecContext(ctx, release, key, owner); return err })
+	_, err := s.exec(ctx, release, key, owner)
+	return err
 }
 
-// run calls f again while another connection has the file, until ctx ends. That
-// is safe: a statement that found the file busy has done nothing.
-func (s *Store) run(ctx context.Context, f func() error) error {
-	for {
-		err := f()
-		busy := new(sqlite.Error)
-		switch {
-		case err == nil:
-			return nil
-		case ctx.Err() != nil: // the driver says "interrupted"
-			return fmt.Errorf("sqlite: %w", ctx.Err())
-		case !errors.As(err, &busy) || busy.Code()&0xff != sqlite3.SQLITE_BUSY:
-			return fmt.Errorf("sqlite: %w", err)
+// number runs a statement that returns one number, or no row.
+func (s *Store) number(ctx context.Context, statement string, args ...any) (int64, error) {
+	return call(ctx, func() (n int64, err error) {
+		err = s.db.QueryRowContext(ctx, statement, args...).Scan(&n)
+		return n, err
+	})
+}
+
+// exec runs a statement and returns the number of rows that it changed.
+func (s *Store) exec(ctx context.Context, statement string, args ...any) (int64, error) {
+	return call(ctx, func() (int64, error) {
+		result, err := s.db.ExecContext(ctx, statement, args...)
+		if err != nil {
+			return 0, err
 		}
-		select {
-		case <-ctx.Done():
-			return fmt.Errorf("sqlite: %w", ctx.Err())
-		case <-time.After(rand.N(5 * time.Millisecond)):
-		}
+		return result.RowsAffected()
+	})
+}
+
+// call returns when f does, or when ctx ends, whatever the driver does then: f
+// has the same ctx, and comes to its end without us. While another connection
+// has the file, f is called again, which is safe: it has done nothing.
+func call(ctx context.Context, f func() (int64, error)) (int64, error) {
+	type answer struct {
+		n   int64
+		err error
 	}
+	done := make(chan answer, 1)
+	go func() {
+		n, err := f()
+		for isBusy(err) && ctx.Err() == nil {
+			time.Sleep(rand.N(5 * time.Millisecond))
+			n, err = f()
+		}
+		done <- answer{n, err}
+	}()
+	var a answer
+	select {
+	case a = <-done:
+	case <-ctx.Done():
+		a.err = ctx.Err()
+	}
+	switch {
+	case a.err == nil:
+		return a.n, nil
+	case ctx.Err() != nil: // the driver says "interrupted"
+		return 0, fmt.Errorf("sqlite: %w", ctx.Err())
+	}
+	return 0, fmt.Errorf("sqlite: %w", a.err)
+}
+
+func isBusy(err error) bool {
+	e := new(sqlite.Error)
+	return errors.As(err, &e) && e.Code()&0xff == sqlite3.SQLITE_BUSY
 }
 
 // ceil is d in milliseconds, rounded up: a lease may be longer than asked for.

@@ -159,7 +159,7 @@ func TestModes(t *testing.T) {
 
 // A database may have any encoding, and a role any settings.
 func TestDatabases(t *testing.T) {
-	server := testserver.Postgres(t)
+	server := testserver.StartPostgres(t, "-c", "fsync=off") // CREATE DATABASE syncs a thousand files
 	admin := newPool(t, server.URL)
 	databases := map[string]string{
 		"LATIN1":    "ENCODING 'LATIN1' LOCALE 'C'",

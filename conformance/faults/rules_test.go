@@ -362,7 +362,7 @@ var mutants = []struct {
 	{"ErrorMeansHeld", "takes an error of the network for a held key", []string{"UnknownAcquire", "ContextEndsInBlackhole"}},
 	{"ReleaseOfKnownOnly", "releases only what it knows that it won", []string{"UnknownAcquire", "ContextEndsInBlackhole"}},
 	{"ErrorMeansRenewed", "says true to keep its caller calm while the network is away", []string{"LossOnSilence", "ContextEndsInBlackhole"}},
-	{"ErrorMeansLost", "takes an error of the network for a lost lease", []string{"RenewalsSurviveOutage", "ContextEndsInBlackhole"}},
+	{"ErrorMeansLost", "takes an error of the network for a lost lease", []string{"RenewalsSurviveOutage", "LossOnSilence", "ContextEndsInBlackhole"}},
 	{"NeverConnectsAgain", "renews over a connection of its own, which it never replaces", []string{"RenewalsSurviveOutage"}},
 	{"ReleaseByKey", "releases by key alone", []string{"ReleaseLost"}},
 	{"ErrorMeansReleased", "swallows the error of a release", []string{"ReleaseLost", "ContextEndsInBlackhole"}},

@@ -3,6 +3,7 @@ package history
 import (
 	"cmp"
 	"flag"
+	"slices"
 	"testing"
 	"time"
 
@@ -78,7 +79,7 @@ func run(t *testing.T, c *conformance.Config, plan Plan) {
 		for client := i; client < plan.Clients; client += runStores {
 			clients = append(clients, client)
 		}
-		plan.Faults = append(plan.Faults, NetworkFaults(proxy, plan.TTL, clients...)...)
+		plan.Faults = slices.Concat(plan.Faults, NetworkFaults(proxy, plan.TTL, clients...))
 	}
 	report, err := Drive(t.Context(), func(client int) (core.LockStore, error) { return stores[client%len(stores)], nil }, plan)
 	if err != nil {

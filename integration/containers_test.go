@@ -1,0 +1,189 @@
+package integration
+
+import (
+	"context"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/redis/go-redis/v9"
+	"github.com/testcontainers/testcontainers-go"
+	"github.com/testcontainers/testcontainers-go/wait"
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.mongodb.org/mongo-driver/v2/bson"
+	"go.mongodb.org/mongo-driver/v2/mongo"
+	"go.mongodb.org/mongo-driver/v2/mongo/options"
+	"go.uber.org/zap"
+
+	"github.com/leasekit/leasekit/conformance"
+	"github.com/leasekit/leasekit/core"
+	etcdstore "github.com/leasekit/leasekit/stores/etcd"
+	mongostore "github.com/leasekit/leasekit/stores/mongo"
+	pgstore "github.com/leasekit/leasekit/stores/postgres"
+	redisstore "github.com/leasekit/leasekit/stores/redis"
+)
+
+// The images that are used unless a variable names another: a mirror, or one
+// that tools/images.sh has made.
+const (
+	redisImage    = "redis:7.4.2"                         // LEASEKIT_REDIS_IMAGE
+	etcdImage     = "gcr.io/etcd-development/etcd:v3.6.5" // LEASEKIT_ETCD_IMAGE
+	postgresImage = "postgres:17.4"                       // LEASEKIT_POSTGRES_IMAGE
+	mongoImage    = "mongo:8.0.5"                         // LEASEKIT_MONGO_IMAGE
+	startUp       = 2 * time.Minute
+)
+
+// start starts a container and returns host:port of one of its ports. Without
+// Docker the test is skipped, or fails if LEASEKIT_TEST_REQUIRE names docker.
+func start(t *testing.T, image, port string, req testcontainers.ContainerRequest) string {
+	t.Helper()
+	if _, err := testcontainers.NewDockerClientWithOpts(t.Context()); err != nil {
+		if slices.Contains(strings.Split(os.Getenv("LEASEKIT_TEST_REQUIRE"), ","), "docker") {
+			t.Fatalf("needs Docker: %v", err)
+		}
+		t.Skipf("needs Docker: start it, and name images that can be pulled, or made with tools/images.sh: %v", err)
+	}
+	req.Image = image
+	req.ExposedPorts = []string{port}
+	c, err := testcontainers.GenericContainer(t.Context(), testcontainers.GenericContainerRequest{ContainerRequest: req, Started: true})
+	testcontainers.CleanupContainer(t, c)
+	if err != nil {
+		t.Fatalf("%s: %v", image, err)
+	}
+	addr, err := c.PortEndpoint(t.Context(), port, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Logf("%s at %s", image, addr)
+	return addr
+}
+
+func image(name, otherwise string) string {
+	if image := os.Getenv(name); image != "" {
+		return image
+	}
+	return otherwise
+}
+
+func must[T any](t testing.TB, value T, err error) T {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return value
+}
+
+func TestRedisContainer(t *testing.T) {
+	addr := start(t, image("LEASEKIT_REDIS_IMAGE", redisImage), "6379/tcp", testcontainers.ContainerRequest{
+		Cmd:        []string{"redis-server", "--save", "", "--protected-mode", "no"},
+		WaitingFor: wait.ForListeningPort("6379/tcp").SkipInternalCheck().WithStartupTimeout(startUp),
+	})
+	conformance.Run(t, conformance.Config{Open: func(t testing.TB) core.LockStore {
+		client := redis.NewClient(&redis.Options{Addr: addr})
+		t.Cleanup(func() { client.Close() })
+		store, err := redisstore.New(client, redisstore.Options{})
+		must(t, store, err)
+		t.Cleanup(func() { store.Close() })
+		return store
+	}})
+}
+
+func TestEtcdContainer(t *testing.T) {
+	addr := start(t, image("LEASEKIT_ETCD_IMAGE", etcdImage), "2379/tcp", testcontainers.ContainerRequest{
+		Cmd: []string{
+			"/usr/local/bin/etcd", "--data-dir=/tmp/data",
+			"--listen-client-urls=http://0.0.0.0:2379", "--advertise-client-urls=http://127.0.0.1:2379",
+		},
+		WaitingFor: wait.ForHTTP("/health").WithPort("2379/tcp").WithStartupTimeout(startUp),
+	})
+	conformance.Run(t, conformance.Config{
+		TTL: 2 * time.Second, Slack: 2 * time.Second,
+		Open: func(t testing.TB) core.LockStore {
+			client, err := clientv3.New(clientv3.Config{Endpoints: []string{addr}, DialTimeout: 10 * time.Second, Logger: zap.NewNop()})
+			must(t, client, err)
+			t.Cleanup(func() { client.Close() })
+			store, err := etcdstore.New(client, etcdstore.Options{})
+			must(t, store, err)
+			t.Cleanup(func() { store.Close() })
+			return store
+		},
+	})
+}
+
+func TestPostgresContainer(t *testing.T) {
+	addr := start(t, image("LEASEKIT_POSTGRES_IMAGE", postgresImage), "5432/tcp", testcontainers.ContainerRequest{
+		Env: map[string]string{"POSTGRES_HOST_AUTH_METHOD": "trust"},
+		WaitingFor: wait.ForAll(
+			wait.ForLog("database system is ready to accept connections"),
+			wait.ForListeningPort("5432/tcp").SkipInternalCheck(),
+		).WithDeadline(startUp),
+	})
+	connect := func(t testing.TB) *pgxpool.Pool {
+		pool, err := pgxpool.New(context.Background(), "postgres://postgres@"+addr+"/postgres?sslmode=disable")
+		must(t, pool, err)
+		t.Cleanup(pool.Close)
+		return pool
+	}
+	// The official image restarts its server once: try until it stays.
+	pool := connect(t)
+	for end := time.Now().Add(startUp); ; time.Sleep(200 * time.Millisecond) {
+		err := pgstore.Migrate(t.Context(), pool, pgstore.Options{})
+		if err == nil {
+			break
+		}
+		if time.Now().After(end) {
+			t.Fatal(err)
+		}
+	}
+	conformance.Run(t, conformance.Config{Open: func(t testing.TB) core.LockStore {
+		store, err := pgstore.New(connect(t), pgstore.Options{})
+		must(t, store, err)
+		t.Cleanup(func() { store.Close() })
+		return store
+	}})
+}
+
+func TestMongoContainer(t *testing.T) {
+	addr := start(t, image("LEASEKIT_MONGO_IMAGE", mongoImage), "27017/tcp", testcontainers.ContainerRequest{
+		Cmd:        []string{"mongod", "--replSet", "rs0", "--bind_ip_all"},
+		WaitingFor: wait.ForListeningPort("27017/tcp").SkipInternalCheck().WithStartupTimeout(startUp),
+	})
+	connect := func(t testing.TB) *mongo.Client {
+		client, err := mongo.Connect(options.Client().ApplyURI("mongodb://" + addr + "/?directConnection=true"))
+		must(t, client, err)
+		t.Cleanup(func() {
+			ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+			defer cancel()
+			_ = client.Disconnect(ctx)
+		})
+		return client
+	}
+	client := connect(t)
+	// A mongod that was started with --replSet waits for this; the stand-in,
+	// and one that was initiated before, say that there is nothing to do.
+	initiate := bson.D{{Key: "replSetInitiate", Value: bson.D{
+		{Key: "_id", Value: "rs0"},
+		{Key: "members", Value: bson.A{bson.D{{Key: "_id", Value: 0}, {Key: "host", Value: "127.0.0.1:27017"}}}},
+	}}}
+	if err := client.Database("admin").RunCommand(t.Context(), initiate).Err(); err != nil {
+		t.Logf("replSetInitiate: %v", err)
+	}
+	for end := time.Now().Add(startUp); ; time.Sleep(200 * time.Millisecond) {
+		err := mongostore.EnsureIndexes(t.Context(), client.Database("leasekit").Collection("leases"))
+		if err == nil {
+			break
+		}
+		if time.Now().After(end) {
+			t.Fatal(err)
+		}
+	}
+	conformance.Run(t, conformance.Config{Open: func(t testing.TB) core.LockStore {
+		store, err := mongostore.New(connect(t).Database("leasekit").Collection("leases"), mongostore.Options{})
+		must(t, store, err)
+		t.Cleanup(func() { store.Close() })
+		return store
+	}})
+}

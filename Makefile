@@ -17,6 +17,8 @@ tool = $$(GOWORK=off $(GO) -C tools$(1) tool -n $(2))
 
 # Arguments for go test: make test TESTFLAGS='-run TestConformance -v'.
 TESTFLAGS ?=
+# How long "make torture" takes for each store.
+FOR ?= 60s
 # How often "make bench" runs each benchmark: benchstat wants 10.
 COUNT ?= 6
 
@@ -37,6 +39,14 @@ race: servers-quick ## The same under the race detector
 .PHONY: conformance
 conformance: servers-quick ## Run the conformance suite alone, on every store, and list its rules
 	@tools/test.sh -v -count=1 -run '^TestConformance$$' $(TESTFLAGS) $(PACKAGES)
+
+.PHONY: containers
+containers: ## Run the conformance suite on servers in containers, of images made here
+	@tools/containers.sh $(TESTFLAGS)
+
+.PHONY: torture
+torture: ## Try to break every store for FOR=60s each
+	@tools/torture.sh $(FOR)
 
 .PHONY: cover
 cover: servers-quick ## Run all tests and write cover.out and cover.html

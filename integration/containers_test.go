@@ -3,8 +3,6 @@ package integration
 import (
 	"context"
 	"os"
-	"slices"
-	"strings"
 	"testing"
 	"time"
 
@@ -37,11 +35,11 @@ const (
 )
 
 // start starts a container and returns host:port of one of its ports. Without
-// Docker the test is skipped, or fails if LEASEKIT_TEST_REQUIRE names docker.
+// Docker the test is skipped, or fails if LEASEKIT_REQUIRE_DOCKER is set.
 func start(t *testing.T, image, port string, req testcontainers.ContainerRequest) string {
 	t.Helper()
 	if _, err := testcontainers.NewDockerClientWithOpts(t.Context()); err != nil {
-		if slices.Contains(strings.Split(os.Getenv("LEASEKIT_TEST_REQUIRE"), ","), "docker") {
+		if os.Getenv("LEASEKIT_REQUIRE_DOCKER") != "" {
 			t.Fatalf("needs Docker: %v", err)
 		}
 		t.Skipf("needs Docker: start it, and name images that can be pulled, or made with tools/images.sh: %v", err)

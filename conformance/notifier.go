@@ -350,7 +350,7 @@ func checkHandOvers(t *T) {
 func (t *T) waitForSignal(signals <-chan struct{}) bool {
 	timer := time.NewTimer(poll)
 	defer timer.Stop()
-	open := true
+	var open bool
 	select {
 	case _, open = <-signals:
 	case <-timer.C:

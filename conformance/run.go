@@ -120,7 +120,7 @@ func runRules(t *testing.T, c *Config, rules []Rule) []*outcome {
 	t.Helper()
 	outcomes := make([]*outcome, len(rules))
 	groups := make(map[string][]*outcome)
-	var order []string             // of the groups
+	var order []string // of the groups
 	// The rules that run at once, first the quiet and then the busy ones, and
 	// those that run one by one.
 	var quiet, busy, queue []*outcome

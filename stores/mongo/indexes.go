@@ -35,7 +35,9 @@ func EnsureIndexes(ctx context.Context, coll *mongo.Collection) error {
 		return fmt.Errorf("mongostore: %w: no collection", core.ErrInvalid)
 	}
 	coll = strict(coll)
-	_, err := await(ctx, func(ctx context.Context) (struct{}, error) {
+	w := newWorkers()
+	defer w.close()
+	_, err := await(ctx, w, func(ctx context.Context) (struct{}, error) {
 		found, err := inspectIndexes(ctx, coll)
 		if err != nil || found {
 			return struct{}{}, err

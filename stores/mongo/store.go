@@ -61,6 +61,7 @@ type Store struct {
 	indexed atomic.Bool // the TTL index has been seen
 	held    *heldKeys
 	wakeups *notifier
+	workers *workers
 }
 
 var (
@@ -72,6 +73,10 @@ var (
 // stays the caller's: the store never disconnects it. Call [EnsureIndexes] for
 // coll once before. New does no I/O. It returns an error that matches
 // [core.ErrInvalid] when coll is nil or an option is outside its limits.
+//
+// Calls run on goroutines of the store's, so that they can return when their
+// context ends, whatever the driver does. One that has done its call waits a
+// second for the next. [Store.Subscribe] keeps one more. [Store.Close] ends them.
 //
 // Of the client's defaults, those that a lock must not depend on are overruled:
 // writes are acknowledged by a majority, from its journal; reads go to the
@@ -98,6 +103,7 @@ func New(coll *mongo.Collection, o Options) (*Store, error) {
 		keep:    o.Retention,
 		updates: updates,
 		held:    newHeldKeys(),
+		workers: newWorkers(),
 	}
 	// A signal says that a read would be in vain.
 	s.wakeups = newNotifier(s.coll, o, func(id string) { s.held.set(id, 0) })
@@ -130,7 +136,7 @@ func (s *Store) Acquire(ctx context.Context, key, owner string, ttl time.Duratio
 	if err := core.CheckAll(key, owner, ttl); err != nil {
 		return core.Grant{}, err
 	}
-	return await(ctx, func(ctx context.Context) (core.Grant, error) {
+	return await(ctx, s.workers, func(ctx context.Context) (core.Grant, error) {
 		if !s.indexed.Load() {
 			if err := checkIndexes(ctx, s.coll); err != nil {
 				return core.Grant{}, err
@@ -194,7 +200,7 @@ func (s *Store) Renew(ctx context.Context, key, owner string, ttl time.Duration)
 	if err := core.CheckAll(key, owner, ttl); err != nil {
 		return false, err
 	}
-	return await(ctx, func(ctx context.Context) (bool, error) {
+	return await(ctx, s.workers, func(ctx context.Context) (bool, error) {
 		id := s.prefix + key
 		renewed, err := s.update(ctx, id, owner, s.updates.renew, s.vars(owner, ttl))
 		if renewed {
@@ -213,7 +219,7 @@ func (s *Store) Release(ctx context.Context, key, owner string) error {
 	if err := core.CheckOwner(owner); err != nil {
 		return err
 	}
-	_, err := await(ctx, func(ctx context.Context) (bool, error) {
+	_, err := await(ctx, s.workers, func(ctx context.Context) (bool, error) {
 		return s.release(ctx, s.prefix+key, owner)
 	})
 	return err
@@ -280,11 +286,13 @@ func (s *Store) look(ctx context.Context, id string) (record, error) {
 }
 
 // Close ends all subscriptions and the change stream behind them, waits until
-// that is gone, and closes their channels. The client stays connected, and
+// that is gone, and closes their channels; and it ends the goroutines that wait
+// for another call. The client stays connected, and
 // Acquire, Renew and Release go on working: leases that are held can still be
 // released. Close may be called more than once and returns nil.
 func (s *Store) Close() error {
 	s.wakeups.close()
+	s.workers.close()
 	return nil
 }
 

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"maps"
 	"reflect"
+	"runtime/pprof"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -914,4 +915,42 @@ func TestExpiryNeedsNoTTLMonitor(t *testing.T) {
 	if count(t, coll) != 1 {
 		t.Errorf("%d documents, want 1", count(t, coll))
 	}
+}
+
+// A goroutine for each call that runs at the same time, none for each call that
+// there ever was, and none after Close.
+func TestWorkersEnd(t *testing.T) {
+	s := newStore(t, newCollection(t), mongostore.Options{})
+	working := func() (n int) {
+		var b bytes.Buffer
+		if err := pprof.Lookup("goroutine").WriteTo(&b, 2); err != nil {
+			t.Fatal(err)
+		}
+		return strings.Count(b.String(), "stores/mongo.(*workers).work(")
+	}
+	settle := func(want int, when string) {
+		t.Helper()
+		for deadline := time.Now().Add(patience); working() > want; time.Sleep(10 * time.Millisecond) {
+			if time.Now().After(deadline) {
+				t.Fatalf("%d goroutines %s, want %d", working(), when, want)
+			}
+		}
+	}
+	settle(0, "before the first call") // those of other tests
+	for range 50 {
+		mustAcquire(t, s, "k", "me", time.Minute)
+		mustRelease(t, s, "k", "me")
+	}
+	// The next call may come before the last one's goroutine waits again.
+	if n := working(); n < 1 || n > 3 {
+		t.Errorf("%d goroutines after 100 calls in a row, want 1, or a few", n)
+	}
+	settle(0, "long after the last call")
+	mustAcquire(t, s, "k", "me", time.Minute)
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	settle(0, "after Close")
+	mustRelease(t, s, "k", "me")
+	settle(0, "after a call after Close")
 }

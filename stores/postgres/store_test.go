@@ -628,9 +628,9 @@ func TestEveryCallEndsWithContext(t *testing.T) {
 	server := testserver.StartPostgres(t)
 	admin := newPool(t, server.URL)
 	o := newTable(t, admin)
-	dbs := map[string]func(t *testing.T) (db pgstore.DB, begin func()){
-		"plain pool": func(t *testing.T) (pgstore.DB, func()) { return newPool(t, server.URL), func() {} },
-		"one connection, taken": func(t *testing.T) (pgstore.DB, func()) {
+	dbs := map[string]func(t *testing.T) (pool *pgxpool.Pool, begin func()){
+		"plain pool": func(t *testing.T) (*pgxpool.Pool, func()) { return newPool(t, server.URL), func() {} },
+		"one connection, taken": func(t *testing.T) (*pgxpool.Pool, func()) {
 			pool := newPool(t, server.URL, maxConns(1))
 			return pool, func() {
 				conn, err := pool.Acquire(t.Context())
@@ -640,15 +640,15 @@ func TestEveryCallEndsWithContext(t *testing.T) {
 				t.Cleanup(conn.Release)
 			}
 		},
-		"wrapped": func(t *testing.T) (pgstore.DB, func()) { return wrapped{newPool(t, server.URL)}, func() {} },
-		"watcher that waits for the server": func(t *testing.T) (pgstore.DB, func()) {
+		"wrapped": func(t *testing.T) (*pgxpool.Pool, func()) { return newPool(t, server.URL), func() {} },
+		"watcher that waits for the server": func(t *testing.T) (*pgxpool.Pool, func()) {
 			return newPool(t, server.URL, func(c *pgxpool.Config) {
 				c.ConnConfig.BuildContextWatcherHandler = func(conn *pgconn.PgConn) ctxwatch.Handler {
 					return stubborn{&pgconn.CancelRequestContextWatcherHandler{Conn: conn, CancelRequestDelay: 0, DeadlineDelay: time.Minute}}
 				}
 			}), func() {}
 		},
-		"watcher that needs a connection": func(t *testing.T) (pgstore.DB, func()) {
+		"watcher that needs a connection": func(t *testing.T) (*pgxpool.Pool, func()) {
 			return newPool(t, server.URL, func(c *pgxpool.Config) {
 				c.ConnConfig.BuildContextWatcherHandler = func(conn *pgconn.PgConn) ctxwatch.Handler {
 					_ = conn.Conn().RemoteAddr()
@@ -656,7 +656,7 @@ func TestEveryCallEndsWithContext(t *testing.T) {
 				}
 			}), func() {}
 		},
-		"hook that hangs": func(t *testing.T) (pgstore.DB, func()) {
+		"hook that hangs": func(t *testing.T) (*pgxpool.Pool, func()) {
 			var hanging atomic.Bool
 			hang := make(chan struct{})
 			pool := newPool(t, server.URL, func(c *pgxpool.Config) {
@@ -673,13 +673,28 @@ func TestEveryCallEndsWithContext(t *testing.T) {
 	}
 	for name, open := range dbs {
 		t.Run(name, func(t *testing.T) {
-			db, begin := open(t)
+			pool, begin := open(t)
+			var db pgstore.DB = pool
+			if name == "wrapped" {
+				db = wrapped{pool}
+			}
 			store, err := pgstore.New(db, o) // closed by nobody: Close waits for a purge, and the server is silent
 			if err != nil {
 				t.Fatal(err)
 			}
 			key := t.Name()
-			mustAcquire(t, store, key, "owner", long)
+			// By another store, whose purge is over when it is closed: one that had
+			// the connection would let the first call dial another, and miss what
+			// is tested here.
+			holder := newStore(t, pool, o)
+			mustAcquire(t, holder, key, "owner", long)
+			if err := holder.Close(); err != nil {
+				t.Fatal(err)
+			}
+			eventually(t, "the connection is idle", func() bool {
+				s := pool.Stat()
+				return s.AcquiredConns() == 0 && s.IdleConns() > 0
+			})
 			begin()
 			server.Pause(t)
 			defer server.Resume(t)

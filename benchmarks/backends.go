@@ -19,7 +19,7 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/redis/rueidis"
 	"github.com/redis/rueidis/rueidislock"
-	"go.etcd.io/etcd/client/v3"
+	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.etcd.io/etcd/client/v3/concurrency"
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo"
@@ -29,11 +29,11 @@ import (
 	"google.golang.org/grpc"
 
 	"github.com/leasekit/leasekit/internal/testserver"
-	"github.com/leasekit/leasekit/stores/etcd"
+	etcdstore "github.com/leasekit/leasekit/stores/etcd"
 	"github.com/leasekit/leasekit/stores/memory"
-	"github.com/leasekit/leasekit/stores/mongo"
-	"github.com/leasekit/leasekit/stores/postgres"
-	"github.com/leasekit/leasekit/stores/redis"
+	mongostore "github.com/leasekit/leasekit/stores/mongo"
+	pgstore "github.com/leasekit/leasekit/stores/postgres"
+	redisstore "github.com/leasekit/leasekit/stores/redis"
 )
 
 // storeNames are all stores, in the order of the report.
@@ -127,7 +127,7 @@ func simpleFloor(lock, unlockKey, read, renew func(ctx context.Context, key stri
 	}
 }
 
-func openRedis(ctx context.Context, server *testserver.Server, s settings) (*backend, error) {
+func openRedis(_ context.Context, server *testserver.Server, s settings) (*backend, error) {
 	o, err := redis.ParseURL(server.URL)
 	if err != nil {
 		return nil, err

@@ -54,8 +54,6 @@ type backend struct {
 	close      func()
 }
 
-func (b *backend) floor() *locker { return &b.lockers[1] }
-
 var errGranted = errors.New("a held key was granted")
 
 // ours is our store as a locker.

@@ -18,8 +18,8 @@ import (
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
-	defer stop()
 	err := run(ctx, os.Args[1:], os.Stdout, os.Stderr)
+	stop()
 	switch {
 	case errors.Is(err, flag.ErrHelp):
 		os.Exit(2)
@@ -74,19 +74,16 @@ func run(ctx context.Context, args []string, out, errOut io.Writer) error {
 		return err
 	}
 	// Before minutes of work, see that the results have a place.
-	var files []*os.File
-	for _, name := range []string{f.json, f.html} {
-		if name == "" || name == "-" {
-			files = append(files, nil)
-			continue
-		}
-		file, err := os.Create(name)
-		if err != nil {
-			return err
-		}
-		defer file.Close()
-		files = append(files, file)
+	jsonFile, err := create(f.json)
+	if err != nil {
+		return err
 	}
+	defer jsonFile.Close() // a nil file minds nothing
+	htmlFile, err := create(f.html)
+	if err != nil {
+		return err
+	}
+	defer htmlFile.Close()
 	report := &Report{Environment: environment(args)}
 	report.Settings.DurationNS, report.Settings.TTLNS = int64(f.duration), int64(f.ttl)
 	report.Settings.Clients, report.Settings.Keys, report.Settings.Holds = f.clients, f.keys, f.holds
@@ -99,13 +96,13 @@ func run(ctx context.Context, args []string, out, errOut io.Writer) error {
 	}
 	bar.finish()
 
-	if files[0] != nil {
-		if err := errors.Join(report.writeJSON(files[0]), files[0].Close()); err != nil {
+	if jsonFile != nil {
+		if err := errors.Join(report.writeJSON(jsonFile), jsonFile.Close()); err != nil {
 			return err
 		}
 	}
-	if files[1] != nil {
-		if err := errors.Join(report.writeHTML(files[1]), files[1].Close()); err != nil {
+	if htmlFile != nil {
+		if err := errors.Join(report.writeHTML(htmlFile), htmlFile.Close()); err != nil {
 			return err
 		}
 	}
@@ -113,6 +110,14 @@ func run(ctx context.Context, args []string, out, errOut io.Writer) error {
 		return report.writeJSON(out)
 	}
 	return report.writeTable(out)
+}
+
+// create opens a file for a result; nil for no file and for standard output.
+func create(name string) (*os.File, error) {
+	if name == "" || name == "-" {
+		return nil, nil //nolint:nilnil // nothing to create
+	}
+	return os.Create(name)
 }
 
 // measureStore adds one store's results to report. A server that cannot be had

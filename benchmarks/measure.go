@@ -200,6 +200,12 @@ func (x *bench) alternate(ctx context.Context, workload string, n int, has func(
 	}
 	all := make([]series, len(lockers))
 	ops := make([][]op, len(lockers))
+	var ends []func()
+	defer func() {
+		for _, end := range ends {
+			end()
+		}
+	}()
 	for i, l := range lockers {
 		all[i].h = newHistogram()
 		for client := range n {
@@ -207,7 +213,7 @@ func (x *bench) alternate(ctx context.Context, workload string, n int, has func(
 			if err != nil {
 				return fmt.Errorf("%s: %w", l.impl, err)
 			}
-			defer end()
+			ends = append(ends, end)
 			for range 3 { // connections, scripts, prepared statements
 				if err := op(ctx); err != nil {
 					return fmt.Errorf("%s: %w", l.impl, err)

@@ -142,7 +142,7 @@ type endedError struct {
 }
 
 func (e *endedError) Error() string {
-	if e.cause != nil && e.cause != e.err {
+	if e.cause != nil && e.cause.Error() != e.err.Error() {
 		return fmt.Sprintf("lock %q: acquire: %v: %v", e.key, e.err, e.cause)
 	}
 	return fmt.Sprintf("lock %q: acquire: %v", e.key, e.err)

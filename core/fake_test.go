@@ -309,7 +309,7 @@ func goroutinesOf(pkg string) int {
 		buf = make([]byte, 2*len(buf))
 	}
 	count := 0
-	for _, stack := range strings.Split(string(buf), "\n\n") {
+	for stack := range strings.SplitSeq(string(buf), "\n\n") {
 		if strings.Contains(stack, pkg) {
 			count++
 		}

@@ -88,7 +88,7 @@ func (sc scenario) do(t *testing.T) func(context.Context, *core.Strategy, func(c
 func eachScenario(t *testing.T, f func(t *testing.T, sc scenario)) {
 	seen := map[string]bool{}
 	for name, sc := range scenarios {
-		for _, hook := range strings.Fields(sc.hooks) {
+		for hook := range strings.FieldsSeq(sc.hooks) {
 			seen[hook] = true
 		}
 		t.Run(name, func(t *testing.T) { bubble(t, func(t *testing.T) { f(t, sc) }) })
@@ -227,7 +227,7 @@ func TestHookThatPanics(t *testing.T) {
 		if store.release == nil && sc.fail == nil {
 			wantFree(t, store.real, "key")
 		}
-		for _, hook := range strings.Fields(sc.hooks) {
+		for hook := range strings.FieldsSeq(sc.hooks) {
 			found := 0
 			for _, line := range log.lines() {
 				if strings.Contains(line, "level=ERROR") && strings.Contains(line, "boo from "+hook+`"`) && strings.Contains(line, "lock=billing") && strings.Contains(line, "key=key") {
@@ -245,7 +245,7 @@ func TestHookThatPanics(t *testing.T) {
 // it must not leave a lease that is renewed for ever, or a Do that hangs.
 func TestHookThatCallsGoexit(t *testing.T) {
 	eachScenario(t, func(t *testing.T, sc scenario) {
-		for _, which := range strings.Fields(sc.hooks) {
+		for which := range strings.FieldsSeq(sc.hooks) {
 			for _, how := range []string{"Do", "Acquire"} {
 				exit := func(hook string, _ context.Context, _ core.Event) {
 					if hook == which {
@@ -287,7 +287,7 @@ func TestHookThatCallsGoexit(t *testing.T) {
 // A hook may end its own lease.
 func TestHookThatReleasesItsLease(t *testing.T) {
 	eachScenario(t, func(t *testing.T, sc scenario) {
-		for _, which := range strings.Fields(sc.hooks) {
+		for which := range strings.FieldsSeq(sc.hooks) {
 			if which == "Waiting" || which == "Acquired" {
 				continue // no lease yet
 			}

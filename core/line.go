@@ -68,7 +68,7 @@ func (ls *lines) released(key string) {
 
 func callFirst(line *list.List) {
 	select {
-	case line.Front().Value.(*waiter).turn <- struct{}{}:
+	case line.Front().Value.(*waiter).turn <- struct{}{}: //nolint:forcetypeassert // a line is of waiters
 	default: // called already
 	}
 }

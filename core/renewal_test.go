@@ -685,9 +685,9 @@ func TestMinHoldKeepsTheKey(t *testing.T) {
 					t.Errorf("hooks %s, want Released at the end", got)
 				}
 				if rest := tt.free - tt.work; rest > 0 {
-					time.Sleep(rest - 1)
+					time.Sleep(rest - time.Nanosecond)
 					wantHeld(t, store.real, "key")
-					time.Sleep(1)
+					time.Sleep(time.Nanosecond)
 				}
 				wantFree(t, store.real, "key")
 			})

@@ -290,7 +290,7 @@ func TestContextEndsDuringTheOnlyTry(t *testing.T) {
 }
 
 // endable returns a context, what its Err and Cause will be, and what ends it.
-func endable(t *testing.T, how string) (ctx context.Context, err, cause error, end func()) {
+func endable(t *testing.T, how string) (ctx context.Context, err, cause error, end func()) { //nolint:revive,staticcheck // the errors are what is tested
 	t.Helper()
 	switch how {
 	case "cancelled":

@@ -319,7 +319,7 @@ func (h *shard) signal(key string) bool {
 	}
 	for e := waiting.Back(); e != nil; e = e.Prev() {
 		select {
-		case e.Value.(chan struct{}) <- struct{}{}:
+		case e.Value.(chan struct{}) <- struct{}{}: //nolint:forcetypeassert // it holds nothing else
 		default: // has a signal already
 		}
 	}

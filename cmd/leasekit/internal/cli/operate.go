@@ -127,9 +127,9 @@ func (a *app) show(ctx context.Context, q core.LeaseQuery, asJSON bool) (n int, 
 	}
 	defer closeStore()
 	out := bufio.NewWriter(a.out)
-	print, finish := tablePrinter(out, width(a.out))
+	show, finish := tablePrinter(out, width(a.out))
 	if asJSON {
-		print, finish = jsonPrinter(out)
+		show, finish = jsonPrinter(out)
 	}
 	for info, err := range inspector.Leases(ctx, q) {
 		if err != nil {
@@ -137,7 +137,7 @@ func (a *app) show(ctx context.Context, q core.LeaseQuery, asJSON bool) (n int, 
 			return n, storeError(err)
 		}
 		n++
-		if err := print(info); err != nil {
+		if err := show(info); err != nil {
 			return n, &codeError{exitFailure, err}
 		}
 	}
@@ -158,7 +158,7 @@ type line struct {
 	LeftMS int64  `json:"left_ms"`
 }
 
-func jsonPrinter(w io.Writer) (print func(core.LeaseInfo) error, finish func() error) {
+func jsonPrinter(w io.Writer) (show func(core.LeaseInfo) error, finish func() error) {
 	encoder := json.NewEncoder(w)
 	encoder.SetEscapeHTML(false)
 	return func(l core.LeaseInfo) error {
@@ -172,7 +172,7 @@ const tableRows = 1000
 
 // tablePrinter prints a table that is no wider than columns; 0: as wide as it
 // gets.
-func tablePrinter(w io.Writer, columns int) (print func(core.LeaseInfo) error, finish func() error) {
+func tablePrinter(w io.Writer, columns int) (show func(core.LeaseInfo) error, finish func() error) {
 	const numbers = len("1790000000000000") + len("999h59m59s") + 4*2
 	text := 0 // widest key or label
 	if columns > 0 {

@@ -96,9 +96,9 @@ func TestTableFitsTheTerminal(t *testing.T) {
 	t.Parallel()
 	for _, columns := range []int{60, 80, 120} {
 		var b strings.Builder
-		print, finish := tablePrinter(&b, columns)
+		show, finish := tablePrinter(&b, columns)
 		for _, key := range []string{"short", strings.Repeat("long", 100), "line\nbreak", "\x1b[31mred", strings.Repeat("é", 90)} {
-			if err := print(core.LeaseInfo{Key: key, Label: strings.Repeat("host", 30), Token: 1795971957798743, Left: 999 * time.Hour}); err != nil {
+			if err := show(core.LeaseInfo{Key: key, Label: strings.Repeat("host", 30), Token: 1795971957798743, Left: 999 * time.Hour}); err != nil {
 				t.Fatal(err)
 			}
 		}

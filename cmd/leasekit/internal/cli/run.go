@@ -66,7 +66,7 @@ Exit codes:
 
   # hand on the fencing token
   leasekit run account-42 -- sh -c 'psql -v fence="$LEASEKIT_TOKEN" -f update.sql'`,
-		Args: func(cmd *cobra.Command, args []string) error {
+		Args: func(_ *cobra.Command, args []string) error {
 			switch {
 			case len(args) == 0:
 				return usageError("run needs a key and a command: leasekit run KEY -- COMMAND")

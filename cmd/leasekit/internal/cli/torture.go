@@ -48,7 +48,7 @@ The network is broken where that can be done from here: the URL names one host,
 without TLS. Faults of the server itself are yours to make meanwhile: restart it,
 kill it, let it fail over.`, exitFailure),
 		Example: `  leasekit torture --store redis://staging:6379 --for 60s
-  leasekit torture --store etcd://127.0.0.1:2379 --ttl 2s --slack 1s
+  leasekit torture --store etcd://127.0.0.1:2379 --ttl 4s
   leasekit torture --store memory: --for 5s`,
 		Args: maxArgs(0, "torture takes no arguments"),
 		RunE: func(cmd *cobra.Command, _ []string) error { return a.torture(cmd.Context(), f) },
@@ -56,7 +56,7 @@ kill it, let it fail over.`, exitFailure),
 	flags := cmd.Flags()
 	flags.DurationVar(&f.duration, "for", time.Minute, "how long")
 	flags.DurationVar(&f.ttl, "ttl", 0, "shortest lease (default 400ms, etcd 2s)")
-	flags.DurationVar(&f.slack, "slack", 0, "how late a lease may end (default 100ms, etcd 1s)")
+	flags.DurationVar(&f.slack, "slack", 0, "how late a lease may end (default 100ms, etcd 2.5s)")
 	flags.IntVar(&f.clients, "clients", history.DefaultClients, "clients at once")
 	flags.IntVar(&f.keys, "keys", history.DefaultKeys, "keys that they fight for at a time")
 	flags.Uint64Var(&f.seed, "seed", 0, "seed of the clients' choices (default random)")
@@ -78,7 +78,7 @@ func (a *app) torture(ctx context.Context, f tortureFlags) error {
 	}
 	if strings.HasPrefix(raw, "etcd") {
 		// etcd counts in seconds, and ends leases in a loop of its own.
-		f.ttl, f.slack = orDefault(f.ttl, 2*time.Second), orDefault(f.slack, time.Second)
+		f.ttl, f.slack = orDefault(f.ttl, 2*time.Second), orDefault(f.slack, 2500*time.Millisecond)
 	}
 	plan := history.Plan{
 		Seed: f.seed, Clients: f.clients, Keys: f.keys, TTL: f.ttl, For: f.duration,
@@ -130,6 +130,9 @@ func (a *app) torture(ctx context.Context, f tortureFlags) error {
 			return &codeError{exitFailure, errors.Join(v, err)}
 		}
 		return &codeError{exitFailure, fmt.Errorf("%w\npicture: %s\nhistory: %s", v, html, data)}
+	}
+	if n := len(report.Undecided); n > 0 {
+		return &codeError{exitFailure, fmt.Errorf("%d histories were too tangled to be judged in time: try fewer --clients", n)}
 	}
 	return nil
 }

@@ -1,0 +1,141 @@
+package integration
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.uber.org/zap"
+
+	"github.com/leasekit/leasekit/conformance/history"
+	"github.com/leasekit/leasekit/core"
+	"github.com/leasekit/leasekit/internal/testserver"
+	etcdstore "github.com/leasekit/leasekit/stores/etcd"
+)
+
+func etcdClient(t testing.TB, members []*testserver.Server) *clientv3.Client {
+	t.Helper()
+	var urls []string
+	for _, m := range members {
+		urls = append(urls, m.URL)
+	}
+	client, err := clientv3.New(clientv3.Config{
+		Endpoints: urls, DialTimeout: 10 * time.Second,
+		// The least that gRPC allows, so that a silent member is left.
+		DialKeepAliveTime: 10 * time.Second, DialKeepAliveTimeout: time.Second,
+		Logger: zap.NewNop(), // members are killed on purpose
+	})
+	check(t, err)
+	t.Cleanup(func() { _ = client.Close() })
+	return client
+}
+
+// etcdLeader returns the member that leads, according to any that answers.
+func etcdLeader(ctx context.Context, client *clientv3.Client, members []*testserver.Server) (*testserver.Server, error) {
+	err := errors.New("no member knows a leader")
+	for _, m := range members {
+		ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+		status, statusErr := client.Status(ctx, m.URL)
+		cancel()
+		if statusErr != nil {
+			err = statusErr
+		} else if status.Leader == status.Header.MemberId {
+			return m, nil
+		}
+	}
+	return nil, err
+}
+
+// Clients of a cluster of three go on while its leader dies, or falls silent.
+func TestEtcdLeaderAway(t *testing.T) {
+	for _, test := range []struct {
+		name, fault string
+		away, back  func(t testing.TB, s *testserver.Server)
+	}{
+		{
+			"killed", "leader killed -9 under load, restarted later",
+			func(t testing.TB, s *testserver.Server) { s.Kill(t) },
+			func(t testing.TB, s *testserver.Server) { s.Start(t) },
+		},
+		{
+			"silent", "leader stopped (SIGSTOP) under load, continued later",
+			func(t testing.TB, s *testserver.Server) { s.Pause(t) },
+			func(t testing.TB, s *testserver.Server) { s.Resume(t) },
+		},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			members := testserver.StartEtcdCluster(t, 3)
+			admin := etcdClient(t, members)
+			// Many clients, because some of them wait for leases to end, which
+			// takes long with the slack below.
+			const clients, keys = 24, 8
+			stores := make([]core.LockStore, 6)
+			for i := range stores {
+				store, err := etcdstore.New(etcdClient(t, members), etcdstore.Options{})
+				check(t, err)
+				t.Cleanup(func() { _ = store.Close() })
+				stores[i] = store
+			}
+
+			ctx, stop := context.WithCancel(t.Context())
+			defer stop()
+			type result struct {
+				report history.Report
+				err    error
+			}
+			done := make(chan result, 1)
+			go func() {
+				report, err := history.Drive(ctx, func(client int) (core.LockStore, error) { return stores[client%len(stores)], nil }, history.Plan{
+					Clients: clients, Keys: keys,
+					TTL: 2 * time.Second,
+					// The answers of a leader that is away are waited for, so
+					// that there are more of them than of unknown outcomes.
+					Timeout: 5 * time.Second,
+					// A new leader starts the ttl of every lease again: up to
+					// 6 s and the 1.5 s on top of it, and the election.
+					Check: history.Options{Slack: 15 * time.Second},
+				})
+				done <- result{report, err}
+			}()
+
+			time.Sleep(2 * time.Second) // load before,
+			var leader *testserver.Server
+			eventually(t, "led", func() bool {
+				var err error
+				leader, err = etcdLeader(t.Context(), admin, members)
+				return err == nil
+			})
+			test.away(t, leader)
+			eventually(t, "led by another", func() bool {
+				for _, m := range members {
+					if m == leader {
+						continue
+					}
+					if _, err := etcdLeader(t.Context(), admin, []*testserver.Server{m}); err == nil {
+						return true
+					}
+				}
+				return false
+			})
+			time.Sleep(2 * time.Second) // with two,
+			test.back(t, leader)
+			time.Sleep(2 * time.Second) // and with three again
+			stop()
+			r := receive(t, "report", done)
+			check(t, r.err)
+			t.Logf("%v", r.report)
+			if r.report.Violation != nil {
+				t.Fatalf("not linearizable: %v\n%s", r.report.Violation, r.report.Violation.Table(40))
+			}
+			if !r.report.OK() {
+				t.Fatalf("undecided: %v", r.report.Result)
+			}
+			if r.report.Answers["acquire yes"] == 0 || r.report.Answers["acquire no"] == 0 {
+				t.Errorf("no acquisition was granted, or none refused: %v", r.report.Answers)
+			}
+			outcome(t, "etcd, three members", test.fault, "linearizable: "+r.report.Result.String())
+		})
+	}
+}

@@ -1,0 +1,157 @@
+package integration
+
+import (
+	"context"
+	"crypto/rand"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/leasekit/leasekit/conformance/faults"
+	"github.com/leasekit/leasekit/internal/testserver"
+	pgstore "github.com/leasekit/leasekit/stores/postgres"
+)
+
+// postgresStandby starts a hot standby that follows primary through network.
+func postgresStandby(t testing.TB, network *faults.Proxy) *testserver.Server {
+	t.Helper()
+	basebackup, err := exec.LookPath("pg_basebackup")
+	if err != nil {
+		found, _ := filepath.Glob("/usr/lib/postgresql/*/bin/pg_basebackup")
+		if len(found) == 0 {
+			t.Skip("no pg_basebackup found: run `make servers` (Debian: apt-get install postgresql)")
+		}
+		basebackup = found[len(found)-1]
+	}
+	// A server like any other, whose data folder is then replaced.
+	standby := testserver.StartPostgres(t)
+	data := filepath.Join(standby.Dir, "data")
+	standby.Stop(t)
+	info, err := os.Stat(data)
+	check(t, err)
+	check(t, os.RemoveAll(data))
+	host, port, err := net.SplitHostPort(network.Addr())
+	check(t, err)
+	cmd := exec.Command(basebackup, "-h", host, "-p", port, "-U", "postgres", "-D", data,
+		"--checkpoint=fast", "--no-sync", "--write-recovery-conf")
+	cmd.Dir = standby.Dir
+	if os.Geteuid() == 0 {
+		// As the user that the server runs as.
+		owner := info.Sys().(*syscall.Stat_t)
+		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: owner.Uid, Gid: owner.Gid}}
+	}
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("pg_basebackup: %v\n%s", err, out)
+	}
+	standby.Start(t)
+	return standby
+}
+
+func postgresPool(t testing.TB, at *current) *pgxpool.Pool {
+	t.Helper()
+	config, err := pgxpool.ParseConfig("postgres://postgres@127.0.0.1/postgres?sslmode=disable&connect_timeout=5")
+	check(t, err)
+	config.BeforeConnect = func(_ context.Context, c *pgx.ConnConfig) error {
+		host, port, err := net.SplitHostPort(at.get())
+		if err != nil {
+			return err
+		}
+		n, err := strconv.ParseUint(port, 10, 16)
+		c.Host, c.Port = host, uint16(n)
+		return err
+	}
+	pool, err := pgxpool.NewWithConfig(context.Background(), config)
+	check(t, err)
+	t.Cleanup(pool.Close)
+	return pool
+}
+
+func postgresStore(t testing.TB, pool *pgxpool.Pool) *pgstore.Store {
+	t.Helper()
+	store, err := pgstore.New(pool, pgstore.Options{})
+	check(t, err)
+	t.Cleanup(func() { _ = store.Close() })
+	return store
+}
+
+func postgresValue[T any](t testing.TB, pool *pgxpool.Pool, query string) (v T) {
+	t.Helper()
+	check(t, pool.QueryRow(t.Context(), query).Scan(&v))
+	return v
+}
+
+// A primary with a standby, which replication reaches through a network that is
+// cut. The primary dies and the standby takes its place, with the clients.
+func TestPostgresFailover(t *testing.T) {
+	for _, test := range []struct {
+		name, topology, fault string
+		synchronous           bool
+	}{
+		{"asynchronous", "PostgreSQL, primary and asynchronous standby", "standby cut off before the grant; primary killed -9, standby promoted", false},
+		{"synchronous", "PostgreSQL, primary and synchronous standby", "standby cut off after the grant; primary killed -9, standby promoted", true},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			primary := testserver.StartPostgres(t)
+			network := faults.NewProxy(t, primary.Addr)
+			at, atStandby := new(current), new(current)
+			at.set(primary.Addr)
+			admin := postgresPool(t, at)
+			check(t, pgstore.Migrate(t.Context(), admin, pgstore.Options{}))
+			standby := postgresStandby(t, network)
+			atStandby.set(standby.Addr)
+			onStandby := postgresPool(t, atStandby)
+			eventually(t, "streaming", func() bool {
+				return postgresValue[int](t, admin, "SELECT count(*) FROM pg_stat_replication WHERE state = 'streaming' AND replay_lsn = pg_current_wal_lsn()") == 1
+			})
+			if test.synchronous {
+				// After the copy was made, so that the standby, once promoted,
+				// does not wait for a standby of its own.
+				_, err := admin.Exec(t.Context(), "ALTER SYSTEM SET synchronous_standby_names = '*'")
+				check(t, err)
+				_, err = admin.Exec(t.Context(), "SELECT pg_reload_conf()")
+				check(t, err)
+				eventually(t, "synchronous", func() bool {
+					return postgresValue[int](t, admin, "SELECT count(*) FROM pg_stat_replication WHERE sync_state = 'sync'") == 1
+				})
+			} else {
+				network.Set(faults.Blackhole())
+			}
+
+			story := hold{
+				topology: test.topology, fault: test.fault,
+				holder: postgresStore(t, postgresPool(t, at)), rival: postgresStore(t, postgresPool(t, at)),
+				ttl: 12 * time.Second,
+			}
+			story.strike = func(string, int64) {
+				if test.synchronous {
+					// What the standby has not got is not answered.
+					network.Set(faults.Blackhole())
+					ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
+					grant, err := story.rival.Acquire(ctx, rand.Text(), rand.Text(), time.Minute)
+					cancel()
+					if err == nil {
+						t.Errorf("a grant that no standby has was acknowledged: %+v", grant)
+					}
+				}
+				primary.Kill(t)
+				if !postgresValue[bool](t, onStandby, "SELECT pg_promote()") {
+					t.Fatal("the standby was not promoted")
+				}
+				at.set(standby.Addr)
+			}
+			if test.synchronous {
+				story.kept(t)
+			} else {
+				story.lost(t)
+			}
+		})
+	}
+}

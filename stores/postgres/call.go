@@ -40,6 +40,7 @@ func prompt(db DB) (yes bool) {
 		return false
 	}
 	c := pool.Config()
+	//nolint:staticcheck // BeforeAcquire is deprecated, and still called.
 	if c.BeforeAcquire != nil || c.PrepareConn != nil || c.ShouldPing != nil || c.ConnConfig.Tracer != nil {
 		return false
 	}
@@ -56,8 +57,8 @@ func prompt(db DB) (yes bool) {
 
 // await runs call, and returns what it returns, or ctx's error as soon as ctx
 // ends. A call that is left behind has ctx too, and ends with what the driver
-// bounds it by. If call is prompt it runs on this goroutine: handing it to
-// another costs a twentieth of an acquisition.
+// bounds it by. If call is prompt it runs on this goroutine: on a busy machine
+// handing it to another cost 4 to 12 % of an acquisition and a release.
 func await[T any](ctx context.Context, prompt bool, call func() (T, error)) (T, error) {
 	var none T
 	if err := ctx.Err(); err != nil {

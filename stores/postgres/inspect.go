@@ -5,6 +5,7 @@ import (
 	"encoding/hex"
 	"iter"
 	"math"
+	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -117,7 +118,7 @@ func left(us int64) time.Duration {
 }
 
 // after is the smallest key greater than key.
-func after(key []byte) []byte { return append(key[:len(key):len(key)], 0) }
+func after(key []byte) []byte { return append(slices.Clip(key), 0) }
 
 // span returns the bounds of the users' keys that begin with prefix: from is
 // the first, to is above the last. Keys are UTF-8 without NUL, so that the

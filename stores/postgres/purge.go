@@ -2,6 +2,7 @@ package pgstore
 
 import (
 	"context"
+	"slices"
 	"sync"
 	"time"
 
@@ -100,7 +101,7 @@ func (p *purger) step() {
 func (p *purger) walk(ctx context.Context, rows int64) (deleted int64, err error) {
 	for range 2 {
 		var found, walked int64
-		err = p.store.query(ctx, p.purge, append(p.args[:len(p.args):len(p.args)], rows), func(row pgx.Rows) error {
+		err = p.store.query(ctx, p.purge, append(slices.Clip(p.args), rows), func(row pgx.Rows) error {
 			return row.Scan(&found, &walked, &deleted)
 		})
 		if err != nil || found > 0 {

@@ -660,11 +660,11 @@ func TestEveryCallEndsWithContext(t *testing.T) {
 			var hanging atomic.Bool
 			hang := make(chan struct{})
 			pool := newPool(t, server.URL, func(c *pgxpool.Config) {
-				c.BeforeAcquire = func(context.Context, *pgx.Conn) bool {
+				c.PrepareConn = func(context.Context, *pgx.Conn) (bool, error) {
 					if hanging.Load() {
 						<-hang
 					}
-					return true
+					return true, nil
 				}
 			})
 			t.Cleanup(func() { close(hang) }) // before the pool is closed

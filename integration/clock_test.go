@@ -30,7 +30,7 @@ func fakeClock(t *testing.T) (set func(offset time.Duration)) {
 		t.Skip("no libfaketime.so.1 found: install it (Debian: apt-get install libfaketime)")
 	}
 	// Not t.TempDir, which another user, whom a server may run as, cannot enter.
-	dir, err := os.MkdirTemp("", "leasekit-clock-")
+	dir, err := os.MkdirTemp("", "leasekit-clock-") //nolint:usetesting // see above
 	check(t, err)
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	check(t, os.Chmod(dir, 0o755))

@@ -41,6 +41,8 @@ type locker struct {
 	contender func(ctx context.Context) (wait func(ctx context.Context, key string) (unlock, error), end func(), err error)
 }
 
+func (l *locker) isPeer() bool { return l.impl != implOurs && l.impl != implFloor }
+
 // backend is a store with its floor and its peers, on one server.
 type backend struct {
 	name    string

@@ -50,6 +50,8 @@ type Result struct {
 	ServerOps       float64 `json:"server_ops_per_op,omitempty"`
 	Bytes           float64 `json:"bytes_per_op,omitempty"`
 	UnluckiestWait  int     `json:"unluckiest_wait_handovers,omitempty"`
+	// Error says why a peer has fewer numbers, or none.
+	Error string `json:"error,omitempty"`
 	Lost            int64   `json:"lost,omitempty"`
 	GoroutinesPerOp float64 `json:"goroutines_per_hold,omitempty"`
 	HeapPerOp       float64 `json:"heap_bytes_per_hold,omitempty"`
@@ -70,7 +72,12 @@ func newHistogram() *hdrhistogram.Histogram {
 type series struct {
 	h       *hdrhistogram.Histogram
 	elapsed time.Duration
+	err     error // a peer's failure, which ends its series and not the run
 }
+
+// patience is how much longer than it should an op may take. Peers were seen to
+// wait for ever (rueidislock, for a wake-up that was lost).
+const patience = 10 * time.Second
 
 func (s *series) result(store, workload, impl string, contenders int) Result {
 	r := Result{
@@ -78,6 +85,9 @@ func (s *series) result(store, workload, impl string, contenders int) Result {
 		Count: s.h.TotalCount(),
 		P50:   s.h.ValueAtPercentile(50), P90: s.h.ValueAtPercentile(90),
 		P99: s.h.ValueAtPercentile(99), P999: s.h.ValueAtPercentile(99.9), Max: s.h.Max(),
+	}
+	if s.err != nil {
+		r.Error = s.err.Error()
 	}
 	if s.elapsed > 0 {
 		r.OpsPerSecond = float64(r.Count) / s.elapsed.Seconds()
@@ -225,8 +235,14 @@ func (x *bench) alternate(ctx context.Context, workload string, n int, has func(
 	for turn := range turns {
 		for j := range lockers {
 			i := (j + turn) % len(lockers)
+			if all[i].err != nil {
+				continue
+			}
 			if err := all[i].measure(ctx, ops[i], x.duration/turns); err != nil {
-				return fmt.Errorf("%s: %w", lockers[i].impl, err)
+				if !lockers[i].isPeer() || ctx.Err() != nil {
+					return fmt.Errorf("%s: %w", lockers[i].impl, err)
+				}
+				all[i].err = err
 			}
 		}
 	}
@@ -240,6 +256,8 @@ func (x *bench) alternate(ctx context.Context, workload string, n int, has func(
 func (s *series) measure(ctx context.Context, ops []op, d time.Duration) error {
 	start := time.Now()
 	end := start.Add(d)
+	ctx, cancel := context.WithDeadline(ctx, end.Add(patience))
+	defer cancel()
 	histograms := make([]*hdrhistogram.Histogram, len(ops))
 	errs := make([]error, len(ops))
 	var clients sync.WaitGroup
@@ -360,9 +378,15 @@ func (x *bench) handOver(ctx context.Context, n int) error {
 	const turns = 2 // a turn has to be long enough for everybody to have one
 	for range turns {
 		for i, l := range lockers {
+			if all[i].err != nil {
+				continue
+			}
 			worst, err := x.contend(ctx, l, n, &all[i], x.duration/turns)
 			if err != nil {
-				return fmt.Errorf("%s: %w", l.impl, err)
+				if !l.isPeer() || ctx.Err() != nil {
+					return fmt.Errorf("%s: %w", l.impl, err)
+				}
+				all[i].err = err
 			}
 			unluckiest[i] = max(unluckiest[i], worst)
 		}
@@ -391,6 +415,8 @@ func (x *bench) contend(ctx context.Context, l *locker, n int, s *series, d time
 	holder.seen = make([]int, n)
 	start := time.Now()
 	end := start.Add(d)
+	ctx, cancel := context.WithDeadline(ctx, end.Add(patience))
+	defer cancel()
 	errs := make(chan error, n)
 	var wg sync.WaitGroup
 	for i := range n {

@@ -93,6 +93,9 @@ func (r *Report) writeTable(w io.Writer) error {
 			return err
 		}
 		for _, x := range r.Results {
+			if x.Store == name && x.Error != "" {
+				fmt.Fprintf(&b, "  %s, %s %d: gave up: %s\n", x.Impl, x.Workload, x.Contenders, x.Error)
+			}
 			if x.Store == name && x.Workload == workHolds {
 				fmt.Fprintf(&b, "  holds: %d leases renewed for %v, %d lost, %.2f goroutines and %.0f bytes of heap each\n",
 					x.Contenders, time.Duration(r.Settings.TTLNS/3).Round(time.Second), x.Lost, x.GoroutinesPerOp, x.HeapPerOp)

@@ -46,12 +46,12 @@ type Result struct {
 	// acquire-release, that of holds its renew.
 	RatioToFloor float64 `json:"ratio_to_floor"`
 
-	Allocs          float64 `json:"allocs_per_op,omitempty"`
-	ServerOps       float64 `json:"server_ops_per_op,omitempty"`
-	Bytes           float64 `json:"bytes_per_op,omitempty"`
-	UnluckiestWait  int     `json:"unluckiest_wait_handovers,omitempty"`
+	Allocs         float64 `json:"allocs_per_op,omitempty"`
+	ServerOps      float64 `json:"server_ops_per_op,omitempty"`
+	Bytes          float64 `json:"bytes_per_op,omitempty"`
+	UnluckiestWait int     `json:"unluckiest_wait_handovers,omitempty"`
 	// Error says why a peer has fewer numbers, or none.
-	Error string `json:"error,omitempty"`
+	Error           string  `json:"error,omitempty"`
 	Lost            int64   `json:"lost,omitempty"`
 	GoroutinesPerOp float64 `json:"goroutines_per_hold,omitempty"`
 	HeapPerOp       float64 `json:"heap_bytes_per_hold,omitempty"`

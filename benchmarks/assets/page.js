@@ -52,7 +52,7 @@ function common(extra) {
 function distribution(store) {
   const results = select(store, "acquire-release").filter((r) => r.contenders === 1);
   const nines = (p) => -Math.log10(1 - Math.min(p, 99.95) / 100);
-  const shown = [0, 50, 90, 99, 99.9];
+  const shown = [50, 90, 99, 99.9];
   return {
     type: "line",
     data: {

@@ -126,8 +126,9 @@ func TestEtcdLeaderAway(t *testing.T) {
 			r := receive(t, "report", done)
 			check(t, r.err)
 			t.Logf("%v", r.report)
-			if r.report.Violation != nil {
-				t.Fatalf("not linearizable: %v\n%s", r.report.Violation, r.report.Violation.Table(40))
+			if v := r.report.Violation; v != nil {
+				html, data, err := v.WriteFiles(t.ArtifactDir())
+				t.Fatalf("not linearizable: %v\n%s\n%s\n%s\n%v", v, v.Table(len(v.History.Ops)), html, data, err)
 			}
 			if !r.report.OK() {
 				t.Fatalf("undecided: %v", r.report.Result)

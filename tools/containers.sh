@@ -34,5 +34,5 @@ eval "$(tools/images.sh)"
 # Containers are reached by their published ports, and removed by the tests
 # themselves: the image of testcontainers' reaper cannot be pulled.
 export TESTCONTAINERS_HOST_OVERRIDE=127.0.0.1 TESTCONTAINERS_RYUK_DISABLED=true
-export LEASEKIT_REQUIRE_DOCKER=1
+export LEASEKIT_CONTAINERS=1
 go test -count=1 -run Container "$@" ./integration

@@ -93,10 +93,6 @@ func TestEtcdLeaderAway(t *testing.T) {
 					// The answers of a leader that is away are waited for, so
 					// that there are more of them than of unknown outcomes.
 					Timeout: 5 * time.Second,
-					// No call is given up early: an acquisition that is, the
-					// store takes back by itself, by the end of its etcd lease,
-					// which the checker's model of a lock does not know.
-					Abandon: -1,
 					// A new leader starts the ttl of every lease again: up to
 					// 6 s and the 1.5 s on top of it, and the election.
 					Check: history.Options{Slack: 15 * time.Second},

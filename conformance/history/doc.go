@@ -18,6 +18,7 @@
 // has passed since its request was sent, less 1 % for clocks that run at
 // different speed, and gone for certain ttl and Options.Slack after the answer;
 // in between it is whatever the answers make of it, but once gone it stays so.
+// A lease that nobody was told of may be taken back at any time.
 // A call that returned an error may have been executed or not, at once or at
 // any later time, and more than once if the client library repeats requests.
 // Tokens strictly increase. The search is that of package porcupine, key by

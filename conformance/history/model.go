@@ -171,6 +171,9 @@ func (m *model) meanwhile(s *state, p possibility, until time.Duration) []possib
 			for _, st := range s.pending {
 				if used, ok := st.use(p.used); ok && st.Kind == Acquire {
 					q := m.untold(p, st, until)
+					// The store may take back at any time what it told nobody
+					// of: etcd's revokes the lease of a call that it gave up.
+					q.earliest = q.at
 					q.used = used
 					add(q)
 				}

@@ -113,7 +113,11 @@ func (p *leasePool) get(ctx context.Context, ttl time.Duration, start instant) (
 		if l.life(start) < minLife {
 			continue // ends by itself
 		}
+		sent, life := p.s.clock(), l.life(p.s.clock())
 		switch alive, err := p.s.keeper.wait(ctx, p.s.keeper.send(l)); {
+		case alive && p.s.clock().since(sent) >= life:
+			p.s.reaper.revoke(l) // the answer may be too late, see Store.keep
+			return p.grant(ctx, class)
 		case alive:
 			return l, nil
 		case ctx.Err() != nil:

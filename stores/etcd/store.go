@@ -307,7 +307,13 @@ func (s *Store) Renew(ctx context.Context, key, owner string, ttl time.Duration)
 
 // keep keeps l alive and looks whether the key hangs on it. If neither yes nor
 // no is certain the key has to be moved to another lease.
+//
+// An answer to a keep-alive that comes after the lease could have ended proves
+// nothing by itself: the revoke of the lease may be in the log already, as was
+// seen when a leader died. A read that begins after the answer sees what is in
+// the log.
 func (s *Store) keep(ctx context.Context, name, owner string, l *lease) (renewed, certain bool, err error) {
+	sent, life := s.clock(), l.life(s.clock())
 	beat := s.keeper.send(l)
 	kv, err := s.reader.get(ctx, name)
 	if err != nil {
@@ -325,6 +331,15 @@ func (s *Store) keep(ctx context.Context, name, owner string, l *lease) (renewed
 	alive, err := s.keeper.wait(ctx, beat)
 	if err != nil {
 		return false, false, err
+	}
+	if alive && s.clock().since(sent) >= life {
+		kv, err = s.reader.get(ctx, name)
+		if err != nil {
+			return false, false, err
+		}
+		if kv == nil || string(kv.Value) != owner {
+			return false, true, nil
+		}
 	}
 	return true, alive && kv.Lease == int64(l.id), nil
 }

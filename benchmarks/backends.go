@@ -48,25 +48,54 @@ func openBackend(ctx context.Context, name string, s settings) (*backend, error)
 	if name == "memory" {
 		return openMemory(s)
 	}
-	server, err := testserver.Open(name)
+	server, err := findServer(ctx, name)
 	if err != nil {
 		return nil, err
 	}
-	open := map[string]func(context.Context, *testserver.Server, settings) (*backend, error){
+	open := map[string]func(context.Context, string, settings) (*backend, error){
 		"redis": openRedis, "etcd": openEtcd, "postgres": openPostgres, "mongo": openMongo,
 	}[name]
-	b, err := open(ctx, server, s)
+	b, err := open(ctx, server.url, s)
+	// A container answers some time after it was started.
+	for end := time.Now().Add(server.startUp); err != nil && time.Now().Before(end) && ctx.Err() == nil; {
+		time.Sleep(500 * time.Millisecond)
+		b, err = open(ctx, server.url, s)
+	}
 	if err != nil {
-		server.Close()
+		server.stop()
 		return nil, err
 	}
 	closeClients := b.close
 	b.close = func() {
 		closeClients()
-		server.Close()
+		server.stop()
 	}
-	b.server = fmt.Sprintf("%s %s (%s)", server.Name, server.Version, server.Origin())
+	b.server = server.name
 	return b, nil
+}
+
+// server is where a backend runs.
+type server struct {
+	url, name string
+	startUp   time.Duration // how long it may still need
+	stop      func()
+}
+
+// findServer returns a server from the environment, PATH, the tool cache, or a
+// container, in this order.
+func findServer(ctx context.Context, kind string) (*server, error) {
+	found, err := testserver.Open(kind)
+	if err == nil {
+		return &server{url: found.URL, name: fmt.Sprintf("%s %s (%s)", found.Name, found.Version, found.Origin()), stop: found.Close}, nil
+	}
+	if !errors.Is(err, testserver.ErrMissing) {
+		return nil, err
+	}
+	url, image, stop, containerErr := startContainer(ctx, kind)
+	if containerErr != nil {
+		return nil, fmt.Errorf("%w; nor a container: %w", err, containerErr)
+	}
+	return &server{url: url, name: "container of " + image, startUp: time.Minute, stop: stop}, nil
 }
 
 func openMemory(s settings) (*backend, error) {
@@ -127,8 +156,8 @@ func simpleFloor(lock, unlockKey, read, renew func(ctx context.Context, key stri
 	}
 }
 
-func openRedis(_ context.Context, server *testserver.Server, s settings) (*backend, error) {
-	o, err := redis.ParseURL(server.URL)
+func openRedis(ctx context.Context, url string, s settings) (*backend, error) {
+	o, err := redis.ParseURL(url)
 	if err != nil {
 		return nil, err
 	}
@@ -136,6 +165,10 @@ func openRedis(_ context.Context, server *testserver.Server, s settings) (*backe
 	o.PoolSize = connections
 	o.Dialer = t.DialContext
 	client := redis.NewClient(o)
+	if err := client.Ping(ctx).Err(); err != nil {
+		client.Close()
+		return nil, err
+	}
 	store, err := redisstore.New(client, redisstore.Options{})
 	if err != nil {
 		return nil, err
@@ -248,10 +281,10 @@ func wantErr(err, want error) error {
 	}
 }
 
-func openEtcd(ctx context.Context, server *testserver.Server, s settings) (*backend, error) {
+func openEtcd(ctx context.Context, url string, s settings) (*backend, error) {
 	t := &traffic{}
 	client, err := clientv3.New(clientv3.Config{
-		Endpoints: []string{server.URL}, DialTimeout: 5 * time.Second, Logger: zap.NewNop(),
+		Endpoints: []string{url}, DialTimeout: 5 * time.Second, Logger: zap.NewNop(),
 		DialOptions: []grpc.DialOption{grpc.WithContextDialer(func(ctx context.Context, addr string) (net.Conn, error) {
 			return t.DialContext(ctx, "tcp", strings.TrimPrefix(addr, "http://"))
 		})},
@@ -297,7 +330,7 @@ func openEtcd(ctx context.Context, server *testserver.Server, s settings) (*back
 		name: "etcd", store: store, traffic: t,
 		lockers: []locker{locks, floor, {impl: "concurrency.Mutex", try: one, wait: one, contender: session}},
 		operations: func(ctx context.Context) (int64, error) {
-			return scrape(ctx, server.URL+"/metrics", "grpc_server_handled_total", "grpc_server_msg_received_total{grpc_method=\"LeaseKeepAlive\"")
+			return scrape(ctx, url+"/metrics", "grpc_server_handled_total", "grpc_server_msg_received_total{grpc_method=\"LeaseKeepAlive\"")
 		},
 		close: func() {
 			closeOne()
@@ -307,9 +340,9 @@ func openEtcd(ctx context.Context, server *testserver.Server, s settings) (*back
 	}, nil
 }
 
-func openPostgres(ctx context.Context, server *testserver.Server, s settings) (*backend, error) {
+func openPostgres(ctx context.Context, url string, s settings) (*backend, error) {
 	t := &traffic{}
-	config, err := pgxpool.ParseConfig(server.URL)
+	config, err := pgxpool.ParseConfig(url)
 	if err != nil {
 		return nil, err
 	}
@@ -411,9 +444,9 @@ func openPostgres(ctx context.Context, server *testserver.Server, s settings) (*
 	}, nil
 }
 
-func openMongo(ctx context.Context, server *testserver.Server, s settings) (*backend, error) {
+func openMongo(ctx context.Context, url string, s settings) (*backend, error) {
 	t := &traffic{}
-	client, err := mongo.Connect(options.Client().ApplyURI(server.URL).SetDialer(t).SetMaxPoolSize(connections))
+	client, err := mongo.Connect(options.Client().ApplyURI(url).SetDialer(t).SetMaxPoolSize(connections))
 	if err != nil {
 		return nil, err
 	}

@@ -10,6 +10,8 @@
 // there are other libraries for the backend, they run in the same slices.
 //
 // Each server is taken from $LEASEKIT_TEST_REDIS ($LEASEKIT_TEST_ETCD, …), or
-// else started from what is on PATH or in the tool cache ("make servers"). A
-// store whose server cannot be had is left out, and the reason is said.
+// else started from what is on PATH or in the tool cache ("make servers"), or
+// else in a container, of an official image or the one that
+// $LEASEKIT_REDIS_IMAGE ($LEASEKIT_ETCD_IMAGE, …) names. A store whose server
+// cannot be had is left out, and the reason is said.
 package main

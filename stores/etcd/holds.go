@@ -21,6 +21,9 @@ type hold struct {
 	doubt bool
 
 	removed bool
+	// swept: removed because its lease seemed to have ended, and not because
+	// the key was released.
+	swept bool
 }
 
 // holds are the holds of a store.
@@ -53,6 +56,7 @@ func (hs *holds) add(h *hold) {
 		hs.queue[0] = nil
 		hs.queue = hs.queue[1:]
 		if !first.removed && first.lease.life(t) <= 0 {
+			first.swept = true
 			hs.removeLocked(first)
 		}
 		if !first.removed {
@@ -109,12 +113,15 @@ func (hs *holds) moved(h *hold, id holdID, l *lease) {
 		return
 	}
 	hs.mu.Lock()
-	old, tainted, removed := h.lease, h.tainted || h.ghost, h.removed
+	old, tainted, removed, swept := h.lease, h.tainted || h.ghost, h.removed, h.swept
 	if !removed {
 		h.lease, h.tainted, h.ghost, h.doubt = l, false, false, false
 	}
 	hs.mu.Unlock()
 	switch {
+	case swept:
+		// The key lived on, in etcd's own time, and hangs on l.
+		hs.add(&hold{id: id, lease: l})
 	case removed:
 		// Released meanwhile: l has no key any more, unless that release
 		// failed, and then it shall not have it for long.

@@ -290,3 +290,25 @@ func TestWrap(t *testing.T) {
 		t.Error("errors.As does not reach the driver's error")
 	}
 }
+
+// A renewal during an election took longer than what the lease seemed to have
+// left. An acquisition of another key swept the hold meanwhile, and the lease
+// that the key had just been moved to was revoked as if the key were released:
+// the renewal said yes, and the key was gone.
+func TestHoldThatIsSweptDuringAMoveKeepsItsNewLease(t *testing.T) {
+	clock := now()
+	s := bare(&clock)
+	id := holdID{"key", "owner"}
+	h := &hold{id: id, lease: &lease{id: 1, ttl: 3 * time.Second, sent: clock}}
+	s.holds.add(h)
+	clock = clock.add(4 * time.Second)
+	moved := &lease{id: 2, ttl: 3 * time.Second, sent: clock}
+	s.holds.add(&hold{id: holdID{"other", "owner"}, lease: &lease{id: 3, ttl: time.Minute, sent: clock}})
+	if got, _ := s.holds.get(id); got != nil {
+		t.Fatal("the hold was not swept: this test proves nothing")
+	}
+	s.holds.moved(h, id, moved)
+	if _, got := s.holds.get(id); got.lease != moved {
+		t.Errorf("the key hangs on %v, want the lease that it was moved to", got.lease)
+	}
+}

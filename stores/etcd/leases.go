@@ -113,7 +113,8 @@ func (p *leasePool) get(ctx context.Context, ttl time.Duration, start instant) (
 		if l.life(start) < minLife {
 			continue // ends by itself
 		}
-		sent, life := p.s.clock(), l.life(p.s.clock())
+		sent := p.s.clock()
+		life := l.life(sent)
 		switch alive, err := p.s.keeper.wait(ctx, p.s.keeper.send(l)); {
 		case alive && p.s.clock().since(sent) >= life:
 			p.s.reaper.revoke(l) // the answer may be too late, see Store.keep

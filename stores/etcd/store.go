@@ -313,7 +313,8 @@ func (s *Store) Renew(ctx context.Context, key, owner string, ttl time.Duration)
 // seen when a leader died. A read that begins after the answer sees what is in
 // the log.
 func (s *Store) keep(ctx context.Context, name, owner string, l *lease) (renewed, certain bool, err error) {
-	sent, life := s.clock(), l.life(s.clock())
+	sent := s.clock()
+	life := l.life(sent)
 	beat := s.keeper.send(l)
 	kv, err := s.reader.get(ctx, name)
 	if err != nil {

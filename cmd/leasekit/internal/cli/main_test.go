@@ -7,7 +7,6 @@ import (
 	"context"
 	"crypto/rand"
 	"errors"
-	"io"
 	"os"
 	"os/exec"
 	"strings"
@@ -165,5 +164,3 @@ func free(t *testing.T, url, key string) {
 		t.Errorf("key is not free: exit code %d, %s", code, stderr)
 	}
 }
-
-var _ io.Writer = (*output)(nil)

@@ -65,7 +65,7 @@ func TestBreakEndsALease(t *testing.T) {
 	t.Parallel()
 	url := testserver.Redis(t).URL
 	key := randomKey()
-	lease := hold(t, url, key, "stuck-host")
+	hold(t, url, key, "stuck-host")
 	if code, _, stderr := run(t, url, "break", key); code != exitUsage || !strings.Contains(stderr, "--yes") {
 		t.Errorf("without --yes: exit code %d, %s", code, stderr)
 	}
@@ -80,7 +80,6 @@ func TestBreakEndsALease(t *testing.T) {
 	if code, _, _ := run(t, url, "break", "--yes", key); code != exitFailure {
 		t.Errorf("nobody holds the key: exit code %d, want %d", code, exitFailure)
 	}
-	_ = lease
 }
 
 func TestOperatorCommandsReportAStoreThatIsAway(t *testing.T) {

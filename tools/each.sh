@@ -2,7 +2,8 @@
 # Does something with each module of the workspace, but without the workspace,
 # as its users get it.
 #
-#   each.sh vet          go vet (which builds everything, tests included)
+#   each.sh vet          go vet (which builds everything, tests included), and
+#                        builds the command for macOS and Windows too
 #   each.sh tidy         go mod tidy
 #   each.sh tidy-check   fails if a go.mod or go.sum is not tidy
 set -eu
@@ -39,7 +40,17 @@ in_module() {
 	esac
 	# Callers look at the result, which turns off "set -e" in here.
 	case $job in
-	vet) go -C "$1" vet ${modfile:+-modfile="$modfile"} ./... || return ;;
+	vet)
+		go -C "$1" vet ${modfile:+-modfile="$modfile"} ./... || return
+		# The command imports all that is published, and the rest is for developers.
+		case $1 in */cmd/*) ;; *) return ;; esac
+		for os in darwin windows; do
+			GOOS=$os go -C "$1" build -o /dev/null ${modfile:+-modfile="$modfile"} . || {
+				echo "the above: GOOS=$os" >&2
+				return 1
+			}
+		done
+		;;
 	tidy) go -C "$1" mod tidy ${modfile:+-modfile="$modfile"} || return ;;
 	tidy-check) go -C "$1" mod tidy -diff ${modfile:+-modfile="$modfile"} || return ;;
 	esac

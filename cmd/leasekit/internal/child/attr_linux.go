@@ -2,6 +2,5 @@ package child
 
 import "syscall"
 
-func attributes() *syscall.SysProcAttr {
-	return &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
-}
+// Only Linux can kill a child when its parent dies.
+func killWithParent(attr *syscall.SysProcAttr) { attr.Pdeathsig = syscall.SIGKILL }

@@ -23,3 +23,6 @@ func (c *Child) ExitCode() int { return 1 }
 
 // Signal does nothing.
 func (c *Child) Signal(syscall.Signal) {}
+
+// Terminate does nothing.
+func (c *Child) Terminate() {}

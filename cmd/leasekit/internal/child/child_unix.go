@@ -3,7 +3,6 @@
 package child
 
 import (
-	"errors"
 	"os"
 	"os/signal"
 	"runtime"
@@ -32,6 +31,16 @@ type Child struct {
 // died of; what the command has started itself may live on.
 func Start(path string, argv, env []string) (*Child, error) {
 	c := &Child{tty: foregroundTerminal(), done: make(chan struct{})}
+	attributes := &syscall.SysProcAttr{Setpgid: true}
+	if c.tty >= 0 {
+		// The new process does this before it becomes the command: a key that
+		// is pressed at the command's first output is for the command already.
+		attributes.Foreground = true
+		attributes.Ctty = c.tty
+	}
+	killWithParent(attributes)
+	changed := make(chan os.Signal, 1)
+	signal.Notify(changed, unix.SIGCHLD)
 	started := make(chan error, 1)
 	go func() {
 		// The kernel kills the command when the thread that started it ends,
@@ -40,17 +49,18 @@ func Start(path string, argv, env []string) (*Child, error) {
 		process, err := os.StartProcess(path, argv, &os.ProcAttr{
 			Env:   env,
 			Files: []*os.File{os.Stdin, os.Stdout, os.Stderr},
-			Sys:   attributes(),
+			Sys:   attributes,
 		})
 		if err != nil {
+			signal.Stop(changed)
 			started <- err
 			return
 		}
 		c.pid = process.Pid
 		_ = process.Release() // waited for below, stops included
-		c.giveTerminal()
 		started <- nil
-		c.wait()
+		c.wait(changed)
+		signal.Stop(changed)
 	}()
 	if err := <-started; err != nil {
 		return nil, err
@@ -75,22 +85,22 @@ func (c *Child) Signal(sig syscall.Signal) {
 	}
 }
 
-func (c *Child) wait() {
-	for {
-		// Wait without reaping first: until the pid is reaped, it and its
-		// group cannot be anybody else's.
-		var info unix.Siginfo
-		err := unix.Waitid(unix.P_PID, c.pid, &info, unix.WEXITED|unix.WSTOPPED|unix.WNOWAIT, nil)
-		if errors.Is(err, unix.EINTR) {
-			continue
-		}
+// Terminate asks the command's process group to end, also one that is stopped.
+func (c *Child) Terminate() {
+	c.Signal(unix.SIGTERM)
+	c.Signal(unix.SIGCONT)
+}
+
+func (c *Child) wait(changed <-chan os.Signal) {
+	for range changed {
+		// Nothing here blocks with the lock held, and the pid is nobody else's
+		// before it has been waited for.
 		c.mu.Lock()
 		var status unix.WaitStatus
-		for {
-			_, err = unix.Wait4(c.pid, &status, unix.WUNTRACED, nil)
-			if !errors.Is(err, unix.EINTR) {
-				break
-			}
+		pid, err := unix.Wait4(c.pid, &status, unix.WUNTRACED|unix.WNOHANG, nil)
+		if err == nil && pid == 0 { // the signal was for another child, or an earlier change
+			c.mu.Unlock()
+			continue
 		}
 		if err == nil && status.Stopped() {
 			c.mu.Unlock()
@@ -121,10 +131,16 @@ func (c *Child) stopped() {
 		return
 	}
 	c.takeTerminal()
+	// The signal may stop another thread first, and this one goes on for a
+	// moment: so wait for the shell's signal, not for the return of kill.
+	continued := make(chan os.Signal, 1)
+	signal.Notify(continued, unix.SIGCONT)
+	defer signal.Stop(continued)
 	_ = unix.Kill(os.Getpid(), unix.SIGSTOP)
-	// The shell has continued us, in the foreground or not.
+	<-continued
+	// The shell has put us into the foreground, or not.
 	if inForeground(c.tty) {
-		c.giveTerminal()
+		_ = unix.IoctlSetPointerInt(c.tty, unix.TIOCSPGRP, c.pid)
 	}
 	c.Signal(unix.SIGCONT)
 }
@@ -142,16 +158,6 @@ func foregroundTerminal() int {
 func inForeground(fd int) bool {
 	group, err := unix.IoctlGetInt(fd, unix.TIOCGPGRP)
 	return err == nil && group == unix.Getpgrp()
-}
-
-// giveTerminal puts the command's group into the foreground. It may have been
-// stopped for reading before that.
-func (c *Child) giveTerminal() {
-	if c.tty < 0 {
-		return
-	}
-	_ = unix.IoctlSetPointerInt(c.tty, unix.TIOCSPGRP, c.pid)
-	_ = unix.Kill(-c.pid, unix.SIGCONT)
 }
 
 // takeTerminal puts this process's group into the foreground again.

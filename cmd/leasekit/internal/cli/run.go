@@ -238,8 +238,7 @@ func (a *app) supervise(f *runFlags, lease *core.Lease, path string, argv []stri
 				continue
 			}
 			loss = lease.Err()
-			command.Signal(syscall.SIGTERM)
-			command.Signal(syscall.SIGCONT) // a stopped process sees no SIGTERM
+			command.Terminate()
 			kill = time.After(f.grace)
 		case <-kill:
 			a.logger().Warn("the command did not end, killing it", slog.Duration("grace", f.grace))

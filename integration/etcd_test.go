@@ -3,7 +3,6 @@ package integration
 import (
 	"context"
 	"errors"
-	"os"
 	"testing"
 	"time"
 
@@ -67,9 +66,6 @@ func TestEtcdLeaderAway(t *testing.T) {
 		},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			if test.name == "silent" && os.Getenv("LEASEKIT_TEST_LONG") == "" {
-				t.Skip("open: about one run in ten finds a violation, see docs/topologies.md; LEASEKIT_TEST_LONG=1 runs it")
-			}
 			members := testserver.StartEtcdCluster(t, 3)
 			admin := etcdClient(t, members)
 			// Many clients, because some of them wait for leases to end, which

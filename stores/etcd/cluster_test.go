@@ -14,6 +14,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -117,6 +118,108 @@ func TestMemberGoesAwayInMidHold(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// A leader is frozen for longer than a lease, and continues. Before it hears of
+// its successor it revokes the leases that have expired by its own clock, though
+// the successor has kept them alive. A plain client of etcd loses its keys so.
+func TestLeaderThatContinuesRevokesNothing(t *testing.T) {
+	t.Parallel() // it mostly waits
+	members := testserver.StartEtcdCluster(t, 3)
+	i := leader(t, members)
+	var others []string
+	for j, m := range members {
+		if j != i {
+			others = append(others, m.URL)
+		}
+	}
+	client := connectWith(t, clientv3.Config{Endpoints: others})
+	store := open(t, client, etcdstore.Options{})
+	const leaseTTL, keys = 2 * time.Second, 20
+	type held struct {
+		key   string
+		token int64
+		lease clientv3.LeaseID
+	}
+	var helds []held
+	for range keys {
+		key := random("frozen-")
+		g := acquire(t, store, key, "owner", leaseTTL)
+		lease, _ := keyOf(t, client, key)
+		helds = append(helds, held{key, g.Token, lease})
+	}
+	renew := func() {
+		t.Helper()
+		for _, h := range helds {
+			if renewed, err := store.Renew(t.Context(), h.key, "owner", leaseTTL); !renewed || err != nil {
+				t.Fatalf("Renew = %t, %v; want true, nil", renewed, err)
+			}
+		}
+	}
+	renew()
+	frozen := time.Now()
+	members[i].Pause(t)
+	t.Cleanup(func() { members[i].Resume(t) })
+	// The new leader gives every lease its whole time again.
+	for time.Since(frozen) < 2*leaseTTL {
+		renew()
+		time.Sleep(leaseTTL / 10)
+	}
+	members[i].Resume(t)
+	for continued := time.Now(); time.Since(continued) < leaseTTL/2; time.Sleep(10 * time.Millisecond) {
+		for _, h := range helds {
+			if lease, created := keyOf(t, client, h.key); created != h.token {
+				t.Fatalf("%v after the old leader continued the key was created at %d on lease %x, want %d (a lease other than %x)",
+					time.Since(continued), created, lease, h.token, h.lease)
+			}
+		}
+	}
+	renew()
+}
+
+// Whatever was granted before an election is not kept alive after it.
+func TestRenewAfterAnElectionMovesTheKeyOnce(t *testing.T) {
+	t.Parallel()
+	members := testserver.StartEtcdCluster(t, 3)
+	client := connect(t, members[0].URL)
+	store, key := open(t, client, etcdstore.Options{}), random("election-")
+	released := random("released-")
+	g := acquire(t, store, key, "owner", time.Minute)
+	acquire(t, store, released, "owner", time.Minute)
+	release(t, store, released, "owner")
+	renew := func() clientv3.LeaseID {
+		t.Helper()
+		if renewed, err := store.Renew(t.Context(), key, "owner", time.Minute); !renewed || err != nil {
+			t.Fatalf("Renew = %t, %v; want true, nil", renewed, err)
+		}
+		lease, created := keyOf(t, client, key)
+		if created != g.Token {
+			t.Fatalf("the key was created at %d, want %d", created, g.Token)
+		}
+		return lease
+	}
+	first := renew()
+	pooled := etcdstore.Pooled(store)
+	i := leader(t, members)
+	status, err := client.Status(t.Context(), members[(i+1)%3].URL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := connect(t, members[i].URL).MoveLeader(t.Context(), status.Header.MemberId); err != nil {
+		t.Fatal(err)
+	}
+	second := renew()
+	if second == first {
+		t.Error("the key hangs on the lease that it had before the election")
+	}
+	if slices.Contains(pooled, second) {
+		t.Error("the key hangs on a lease that was released before the election")
+	}
+	for range 3 {
+		if lease := renew(); lease != second {
+			t.Errorf("the key was moved from lease %x to %x without an election", second, lease)
+		}
 	}
 }
 

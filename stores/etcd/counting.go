@@ -38,19 +38,19 @@ func newCountingKV(client *clientv3.Client) countingKV {
 }
 
 // count returns a context under which deliveries are counted, and a function
-// that returns how many there were, or, if that cannot be known, may have been.
-func (kv countingKV) count(ctx context.Context) (deliveries func() int, counted context.Context) {
+// that returns how many there were at most, and whether that is certain.
+func (kv countingKV) count(ctx context.Context) (deliveries func() (n int, certain bool), counted context.Context) {
 	if !kv.plain {
 		start := time.Now()
-		return func() int {
+		return func() (int, bool) {
 			if time.Since(start) < soonestResend {
-				return 0
+				return 1, true
 			}
-			return 2
+			return 2, false
 		}, ctx
 	}
 	var n atomic.Int64
-	return func() int { return int(n.Load()) }, context.WithValue(ctx, countKey{}, &n)
+	return func() (int, bool) { return int(n.Load()), true }, context.WithValue(ctx, countKey{}, &n)
 }
 
 // countKey is the key of the counter, an *atomic.Int64, in a context.

@@ -34,17 +34,21 @@
 // # Atomicity
 //
 // Acquire is one transaction, "if the key does not exist, put it", Release is
-// one, "if the value is this owner, delete the key". Renew keeps the etcd lease
+// one, "if the key is the one created at this revision, delete it" (for a key
+// that another store has put a read comes first). Renew keeps the etcd lease
 // alive and, beside that, reads the key: it answers true only if the key was
-// there, with this owner and on this lease, and if the answer came before the
-// lease could have ended. Else, and for another ttl, it moves the key to another
-// etcd lease in one transaction, "if the key has not been touched". All reads
-// are linearizable.
+// there, with this owner and on this lease, if the answer came before the
+// lease could have ended, and if no leader was elected since it was granted: a
+// former leader that was frozen may revoke it when it continues. Else, and for
+// another ttl, it moves the key to another etcd lease in one transaction, "if the
+// key has not been touched". All reads are linearizable.
 //
 // A request is sent again, to the next member if there is one, while etcd
 // answers that it is unavailable, for about three seconds, or says nothing, for
-// 0.5 s (reads) or 2 s (writes) at first: each can be recognized by its owner and
-// lease. If the outcome of an Acquire remains unknown its etcd lease is revoked,
+// 0.1 s (the put of an Acquire: 1 s) and then twice as long each time. A delivery
+// that comes late does nothing: whatever it compares with has changed, or its
+// etcd lease was revoked. If the outcome of an Acquire remains unknown its etcd
+// lease is revoked,
 // so that etcd refuses the request should it arrive late. An etcd lease serves
 // one key, and another only after it is certain that the first has gone and that
 // nothing is on its way that could put it again.

@@ -1,6 +1,9 @@
 package etcdstore
 
-import "sync"
+import (
+	"slices"
+	"sync"
+)
 
 // holdID names an acquisition: a key and the owner that asked for it.
 type holdID struct{ key, owner string }
@@ -9,24 +12,41 @@ type holdID struct{ key, owner string }
 // etcd: without a hold, Renew and Release ask there, and cost more.
 type hold struct {
 	id    holdID
-	lease *lease // that the key hangs on
-
-	// ghost: the outcome of the Acquire is not known, and its lease is being
-	// revoked.
-	ghost bool
-	// tainted: a second delivery of the Acquire may be on its way. It could
-	// put the key again after its release, so the lease must not live on.
-	tainted bool
+	lease *lease // that the key hangs on; nil: not known
+	// created is the revision at which the key was created, rev the one at
+	// which it was put on the lease. Answers may arrive in another order than
+	// etcd gave them: the one with the greatest revision is right.
+	created, rev int64
 	// doubt: the key may have been moved to another lease.
 	doubt bool
 
+	// ghosts are leases on which the key may be put yet, by an Acquire whose
+	// outcome is not known or by a second delivery. They are never used again,
+	// and Release revokes them.
+	ghosts []*lease
+
 	removed bool
-	// swept: removed because its lease seemed to have ended, and not because
-	// the key was released.
-	swept bool
 }
 
-// holds are the holds of a store.
+// ended reports whether all leases of h have ended by the moment t, probably:
+// their life is what they have left at least.
+func (h *hold) ended(t instant) bool {
+	return (h.lease == nil || h.lease.life(t) <= 0) &&
+		!slices.ContainsFunc(h.ghosts, func(l *lease) bool { return l.life(t) > 0 })
+}
+
+// free returns the lease of h, whose key is not on it any more, if another key
+// can have it.
+func (h *hold) free() *lease {
+	if slices.Contains(h.ghosts, h.lease) {
+		return nil
+	}
+	return h.lease
+}
+
+// holds are the holds of a store. Forgetting one does no harm. A lease that
+// goes back to the pool, or is revoked, must not have a key any more: so its
+// revision decides, and never the order in which answers came.
 type holds struct {
 	s  *Store
 	mu sync.Mutex
@@ -42,93 +62,117 @@ func (hs *holds) init(s *Store) {
 	hs.m = make(map[holdID]*hold)
 }
 
-func (hs *holds) add(h *hold) {
-	t := hs.s.clock()
+// get returns the hold of id as it is now; the zero hold if there is none.
+func (hs *holds) get(id holdID) hold {
 	hs.mu.Lock()
 	defer hs.mu.Unlock()
-	if old := hs.m[h.id]; old != nil {
-		old.removed = true
+	if h := hs.m[id]; h != nil {
+		return *h
 	}
-	hs.m[h.id] = h
-	hs.queue = append(hs.queue, h)
+	return hold{}
+}
+
+// put notes that the key of id, created at that revision, was put on l at the
+// revision rev. It returns the lease that is free for another key now, or nil:
+// the one that the key was on before, or l if it was put on another one since.
+func (hs *holds) put(id holdID, l *lease, created, rev int64) (unused *lease) {
+	hs.mu.Lock()
+	defer hs.mu.Unlock()
+	h := hs.addLocked(id)
+	if rev < h.rev {
+		return l
+	}
+	unused = h.free()
+	h.lease, h.created, h.rev, h.doubt = l, created, rev, false
+	return unused
+}
+
+// haunt notes that the key of id may be put on l yet.
+func (hs *holds) haunt(id holdID, l *lease) {
+	hs.mu.Lock()
+	defer hs.mu.Unlock()
+	h := hs.addLocked(id)
+	h.ghosts = append(slices.Clip(h.ghosts), l) // get has handed out the old slice
+}
+
+// banish notes that ghosts of id were revoked.
+func (hs *holds) banish(id holdID, ghosts []*lease) {
+	hs.mu.Lock()
+	defer hs.mu.Unlock()
+	h := hs.m[id]
+	if h == nil {
+		return
+	}
+	h.ghosts = slices.DeleteFunc(slices.Clone(h.ghosts), func(l *lease) bool { return slices.Contains(ghosts, l) })
+	if h.lease == nil && len(h.ghosts) == 0 {
+		hs.removeLocked(h)
+	}
+}
+
+// doubt notes that nobody knows which lease the key of id hangs on.
+func (hs *holds) doubt(id holdID) {
+	hs.mu.Lock()
+	defer hs.mu.Unlock()
+	if h := hs.m[id]; h != nil {
+		h.doubt = true
+	}
+}
+
+// gone notes that the key of id that was created at that revision is gone.
+func (hs *holds) gone(id holdID, created int64) {
+	hs.mu.Lock()
+	defer hs.mu.Unlock()
+	if h := hs.m[id]; h != nil && h.created == created {
+		hs.clearLocked(h)
+	}
+}
+
+// end notes that the key of id was gone at the revision rev, whatever has become
+// of it since. It returns the lease that is free for another key now, or nil.
+func (hs *holds) end(id holdID, rev int64) *lease {
+	hs.mu.Lock()
+	defer hs.mu.Unlock()
+	h := hs.m[id]
+	if h == nil || h.rev > rev {
+		return nil
+	}
+	l := h.free()
+	hs.clearLocked(h)
+	return l
+}
+
+// addLocked returns the hold of id, a new one if there is none.
+func (hs *holds) addLocked(id holdID) *hold {
+	if h := hs.m[id]; h != nil {
+		return h
+	}
+	h := &hold{id: id}
+	hs.m[id] = h
+	t := hs.s.clock()
 	for range min(2, len(hs.queue)) {
 		first := hs.queue[0]
 		hs.queue[0] = nil
 		hs.queue = hs.queue[1:]
-		if !first.removed && first.lease.life(t) <= 0 {
-			first.swept = true
+		if !first.removed && first.ended(t) {
 			hs.removeLocked(first)
 		}
 		if !first.removed {
 			hs.queue = append(hs.queue, first)
 		}
 	}
+	hs.queue = append(hs.queue, h)
+	return h
 }
 
-// get returns the hold of id and its present state, or nil.
-func (hs *holds) get(id holdID) (*hold, hold) {
-	hs.mu.Lock()
-	defer hs.mu.Unlock()
-	if h := hs.m[id]; h != nil {
-		return h, *h
+// clearLocked forgets all about h but its ghosts.
+func (hs *holds) clearLocked(h *hold) {
+	h.lease, h.created, h.rev, h.doubt = nil, 0, 0, false
+	if len(h.ghosts) == 0 {
+		hs.removeLocked(h)
 	}
-	return nil, hold{}
-}
-
-// remove forgets h. It returns the lease, which is the caller's from then on,
-// or nil if h was forgotten before. h may be nil.
-func (hs *holds) remove(h *hold) *lease {
-	if h == nil {
-		return nil
-	}
-	hs.mu.Lock()
-	defer hs.mu.Unlock()
-	if h.removed {
-		return nil
-	}
-	hs.removeLocked(h)
-	return h.lease
 }
 
 func (hs *holds) removeLocked(h *hold) {
 	h.removed = true
 	delete(hs.m, h.id)
-}
-
-// doubted notes that nobody knows which lease the key of h hangs on. h may be
-// nil.
-func (hs *holds) doubted(h *hold) {
-	if h == nil {
-		return
-	}
-	hs.mu.Lock()
-	defer hs.mu.Unlock()
-	h.doubt = true
-}
-
-// moved notes that the key of id hangs on l now. h is its hold, or nil.
-func (hs *holds) moved(h *hold, id holdID, l *lease) {
-	if h == nil {
-		hs.add(&hold{id: id, lease: l})
-		return
-	}
-	hs.mu.Lock()
-	old, tainted, removed, swept := h.lease, h.tainted || h.ghost, h.removed, h.swept
-	if !removed {
-		h.lease, h.tainted, h.ghost, h.doubt = l, false, false, false
-	}
-	hs.mu.Unlock()
-	switch {
-	case swept:
-		// The key lived on, in etcd's own time, and hangs on l.
-		hs.add(&hold{id: id, lease: l})
-	case removed:
-		// Released meanwhile: l has no key any more, unless that release
-		// failed, and then it shall not have it for long.
-		hs.s.reaper.revoke(l)
-	case tainted:
-		hs.s.reaper.revoke(old)
-	default:
-		hs.s.leases.put(old)
-	}
 }

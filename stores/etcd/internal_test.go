@@ -111,7 +111,7 @@ func TestHoldsThatNobodyReleasesAreForgotten(t *testing.T) {
 	s := bare(&clock)
 	const old, few = 50_000, 64
 	for i := range old {
-		s.holds.add(&hold{id: holdID{fmt.Sprint(i), "owner"}, lease: &lease{ttl: 3 * time.Second, sent: clock}})
+		s.holds.put(holdID{fmt.Sprint(i), "owner"}, &lease{ttl: 3 * time.Second, sent: clock}, 1, 1)
 	}
 	if got := len(s.holds.m); got != old {
 		t.Fatalf("%d holds of %d while all are alive", got, old)
@@ -119,16 +119,16 @@ func TestHoldsThatNobodyReleasesAreForgotten(t *testing.T) {
 	clock = clock.add(5 * time.Second)
 	alive := holdID{"alive", "owner"}
 	for i := range old {
-		h := &hold{id: holdID{fmt.Sprint("new", i), "owner"}, lease: &lease{ttl: time.Hour, sent: clock}}
+		id := holdID{fmt.Sprint("new", i), "owner"}
 		if i == 0 {
-			h.id = alive
+			id = alive
 		}
-		s.holds.add(h)
+		s.holds.put(id, &lease{ttl: time.Hour, sent: clock}, 2, 2)
 		if i > 0 {
-			s.holds.remove(h)
+			s.holds.end(id, 3)
 		}
 	}
-	if h, _ := s.holds.get(alive); h == nil {
+	if s.holds.get(alive).lease == nil {
 		t.Error("a hold that is alive was forgotten")
 	}
 	if len(s.holds.m) != 1 || len(s.holds.queue) > few {
@@ -137,24 +137,94 @@ func TestHoldsThatNobodyReleasesAreForgotten(t *testing.T) {
 	}
 }
 
-// An owner may be used again by callers who make their own.
-func TestHoldOfTheSameOwnerReplaces(t *testing.T) {
+// Answers arrive in any order. What counts is the order in which etcd gave them:
+// a lease that the key hangs on must be neither used again nor revoked.
+func TestHoldsGoByRevision(t *testing.T) {
 	clock := now()
-	s := bare(&clock)
 	id := holdID{"key", "owner"}
-	first := &hold{id: id, lease: &lease{id: 1, ttl: time.Minute, sent: clock}}
-	second := &hold{id: id, lease: &lease{id: 2, ttl: time.Minute, sent: clock}}
-	s.holds.add(first)
-	s.holds.add(second)
-	if l := s.holds.remove(first); l != nil {
-		t.Errorf("the first hold is still there, with lease %d", l.id)
+	fresh := func(id clientv3.LeaseID) *lease { return &lease{id: id, ttl: time.Minute, sent: clock} }
+	check := func(t *testing.T, what string, got *lease, want clientv3.LeaseID) {
+		t.Helper()
+		var id clientv3.LeaseID
+		if got != nil {
+			id = got.id
+		}
+		if id != want {
+			t.Errorf("%s: lease %d, want %d", what, id, want)
+		}
 	}
-	if _, h := s.holds.get(id); h.lease != second.lease {
-		t.Error("the second hold is gone")
+	acquired := func(t *testing.T) *Store {
+		s := bare(&clock)
+		check(t, "free after the acquisition", s.holds.put(id, fresh(1), 10, 10), 0)
+		return s
 	}
+	t.Run("two moves noted in order", func(t *testing.T) {
+		s := acquired(t)
+		check(t, "free after the first", s.holds.put(id, fresh(2), 10, 11), 1)
+		check(t, "free after the second", s.holds.put(id, fresh(3), 10, 12), 2)
+		check(t, "held on", s.holds.get(id).lease, 3)
+	})
+	t.Run("two moves noted in the wrong order", func(t *testing.T) {
+		s := acquired(t)
+		check(t, "free after the second", s.holds.put(id, fresh(3), 10, 12), 1)
+		check(t, "free after the first", s.holds.put(id, fresh(2), 10, 11), 2)
+		check(t, "held on", s.holds.get(id).lease, 3)
+	})
+	t.Run("acquired again before the release is noted", func(t *testing.T) {
+		s := acquired(t)
+		check(t, "free after the second acquisition", s.holds.put(id, fresh(2), 20, 20), 1)
+		check(t, "free after the release", s.holds.end(id, 15), 0)
+		check(t, "held on", s.holds.get(id).lease, 2)
+	})
+	t.Run("released before the move is noted", func(t *testing.T) {
+		s := acquired(t)
+		check(t, "free after the release", s.holds.end(id, 12), 1)
+		check(t, "free after the move", s.holds.put(id, fresh(2), 10, 11), 0)
+		check(t, "free after another acquisition", s.holds.put(id, fresh(3), 20, 20), 2)
+	})
+	t.Run("seen to be gone", func(t *testing.T) {
+		s := acquired(t)
+		s.holds.gone(id, 9)
+		check(t, "held on, when an earlier one is gone", s.holds.get(id).lease, 1)
+		s.holds.gone(id, 10)
+		check(t, "held on, when it is gone", s.holds.get(id).lease, 0)
+		if len(s.holds.m) != 0 {
+			t.Error("the hold is still there")
+		}
+	})
+	t.Run("swept during a move", func(t *testing.T) {
+		s := acquired(t)
+		clock = clock.add(2 * time.Minute)
+		s.holds.put(holdID{"other", "owner"}, fresh(9), 11, 11)
+		check(t, "held on after the sweep", s.holds.get(id).lease, 0)
+		check(t, "free after the move", s.holds.put(id, fresh(2), 10, 12), 0)
+		check(t, "held on", s.holds.get(id).lease, 2)
+	})
+	t.Run("ghosts", func(t *testing.T) {
+		s := acquired(t)
+		ghost := fresh(7)
+		s.holds.haunt(id, ghost)
+		seen := s.holds.get(id)
+		s.holds.haunt(id, fresh(8))
+		check(t, "held on", seen.lease, 1)
+		check(t, "free after the release", s.holds.end(id, 12), 1)
+		if got := len(s.holds.get(id).ghosts); got != 2 {
+			t.Errorf("%d ghosts after the release, want 2", got)
+		}
+		s.holds.banish(id, seen.ghosts)
+		if got := s.holds.get(id).ghosts; len(got) != 1 || got[0].id != 8 {
+			t.Errorf("ghosts %v, want the one that came later", got)
+		}
+		check(t, "free after an acquisition on a ghost", s.holds.put(id, s.holds.get(id).ghosts[0], 20, 20), 0)
+		check(t, "free after its release", s.holds.end(id, 21), 0)
+		s.holds.banish(id, s.holds.get(id).ghosts)
+		if len(s.holds.m) != 0 {
+			t.Error("the hold is still there")
+		}
+	})
 }
 
-func TestTriesShareAnAnswer(t *testing.T) {
+func TestTriesTakeTurns(t *testing.T) {
 	var ts tries
 	ts.init()
 	step, mine := ts.enter("key", false, false)
@@ -171,32 +241,24 @@ func TestTriesShareAnAnswer(t *testing.T) {
 	if step, _ := ts.enter("key", true, false); step != stepAlone {
 		t.Errorf("call that has waited: step %d, want %d", step, stepAlone)
 	}
-	ts.leave("key", mine, true, true)
-	if won, err := t2.wait(t.Context()); !won || err != nil {
-		t.Errorf("wait = %t, %v; want true, nil", won, err)
+	ts.leave("key", mine, true)
+	if err := t2.wait(t.Context()); err != nil {
+		t.Errorf("wait = %v", err)
 	}
-	if step, _ := ts.enter("key", false, false); step != stepLook {
-		t.Errorf("call after a win: step %d, want %d", step, stepLook)
+	// The answer may be older than the call that has waited for it.
+	if step, _ := ts.enter("key", true, false); step != stepLook {
+		t.Errorf("call that has waited, after the answer: step %d, want %d", step, stepLook)
 	}
 	if step, _ := ts.enter("key", false, true); step != stepSend {
 		t.Errorf("call that has looked: step %d, want %d", step, stepSend)
 	}
 }
 
-// Only a win says that the key is held now: a loss may be older than the call
-// that waits.
-func TestTriesDoNotShareALoss(t *testing.T) {
+func TestTriesSendAtOnceAfterARelease(t *testing.T) {
 	var ts tries
 	ts.init()
 	_, mine := ts.enter("key", false, false)
-	_, other := ts.enter("key", false, false)
-	ts.leave("key", mine, true, false)
-	if won, err := other.wait(t.Context()); won || err != nil {
-		t.Errorf("wait = %t, %v; want false, nil", won, err)
-	}
-	if step, _ := ts.enter("key", true, false); step != stepLook {
-		t.Errorf("step after somebody's loss: %d, want %d", step, stepLook)
-	}
+	ts.leave("key", mine, true)
 	ts.free("key")
 	if step, _ := ts.enter("key", false, false); step != stepSend {
 		t.Errorf("step after the key became free: %d, want %d", step, stepSend)
@@ -210,13 +272,13 @@ func TestTriesWaitEndsWithContext(t *testing.T) {
 	_, other := ts.enter("key", false, false)
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if _, err := other.wait(ctx); !errors.Is(err, context.Canceled) {
+	if err := other.wait(ctx); !errors.Is(err, context.Canceled) {
 		t.Errorf("wait = %v, want %v", err, context.Canceled)
 	}
 	// A try that is stuck keeps others waiting only for a while.
 	start := time.Now()
-	if won, err := other.wait(t.Context()); won || err != nil {
-		t.Errorf("wait = %t, %v; want false, nil", won, err)
+	if err := other.wait(t.Context()); err != nil {
+		t.Errorf("wait = %v", err)
 	}
 	if d := time.Since(start); d < tryPatience {
 		t.Errorf("waited %v, want at least %v", d, tryPatience)
@@ -227,7 +289,7 @@ func TestHeldKeysAreBounded(t *testing.T) {
 	var ts tries
 	ts.init()
 	for i := range maxHeld + 10_000 {
-		ts.leave(fmt.Sprint(i), nil, true, false)
+		ts.leave(fmt.Sprint(i), nil, true)
 	}
 	if got := len(ts.held); got > maxHeld {
 		t.Errorf("%d keys remembered, want at most %d", got, maxHeld)
@@ -288,27 +350,5 @@ func TestWrap(t *testing.T) {
 	}
 	if _, ok := errors.AsType[rpctypes.EtcdError](wrap(alive, rpctypes.ErrNoSpace)); !ok {
 		t.Error("errors.As does not reach the driver's error")
-	}
-}
-
-// A renewal during an election took longer than what the lease seemed to have
-// left. An acquisition of another key swept the hold meanwhile, and the lease
-// that the key had just been moved to was revoked as if the key were released:
-// the renewal said yes, and the key was gone.
-func TestHoldThatIsSweptDuringAMoveKeepsItsNewLease(t *testing.T) {
-	clock := now()
-	s := bare(&clock)
-	id := holdID{"key", "owner"}
-	h := &hold{id: id, lease: &lease{id: 1, ttl: 3 * time.Second, sent: clock}}
-	s.holds.add(h)
-	clock = clock.add(4 * time.Second)
-	moved := &lease{id: 2, ttl: 3 * time.Second, sent: clock}
-	s.holds.add(&hold{id: holdID{"other", "owner"}, lease: &lease{id: 3, ttl: time.Minute, sent: clock}})
-	if got, _ := s.holds.get(id); got != nil {
-		t.Fatal("the hold was not swept: this test proves nothing")
-	}
-	s.holds.moved(h, id, moved)
-	if _, got := s.holds.get(id); got.lease != moved {
-		t.Errorf("the key hangs on %v, want the lease that it was moved to", got.lease)
 	}
 }

@@ -87,9 +87,9 @@ func (k *keeper) enqueue(b *beat) {
 	}
 }
 
-// wait waits for the answer. It is true if the lease certainly lives its whole
-// time from when the keep-alive was sent; false if it is gone, or if the answer
-// came so late that the lease may have been about to be revoked. An error means
+// wait waits for the answer. It is true if the lease lives its whole time from
+// when the keep-alive was sent; false if it is gone, or if the answer came so late
+// that the lease may have been about to be revoked, or in another term. An error means
 // that there was no answer; those that may be over soon are tried again.
 func (k *keeper) wait(ctx context.Context, b *beat) (bool, error) {
 	look := time.NewTicker(stalled)
@@ -261,8 +261,10 @@ func (k *keeper) receive(st *stream, wire pb.Lease_LeaseKeepAliveClient) {
 
 		// etcd decides that a lease has expired, and revokes it a little
 		// later. A keep-alive in between is answered with yes, in vain. Not if
-		// the answer is here before the lease could have expired.
-		alive := resp.TTL > 0 && b.lease.life(t) > 0
+		// the answer is here before the lease could have expired. For the term
+		// see lease.
+		alive := resp.TTL > 0 && b.lease.life(t) > 0 && resp.Header.GetRaftTerm() == b.lease.term
+		k.s.observe(resp.Header, 0)
 		if alive {
 			b.lease.extend(b.sent)
 		}

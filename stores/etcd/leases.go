@@ -1,6 +1,7 @@
 package etcdstore
 
 import (
+	"cmp"
 	"context"
 	"sync"
 	"time"
@@ -26,6 +27,11 @@ const (
 	// The server answers the keep-alive of an expired lease only after it has
 	// revoked it, up to 500 ms later, and keeps the stream waiting meanwhile.
 	minLife = 300 * time.Millisecond
+
+	// shortElection is less than any time in which etcd replaces a leader that
+	// is silent: its least timeout is five heartbeats, 1 s by default, and it
+	// warns if a heartbeat is shorter than a round trip.
+	shortElection = 100 * time.Millisecond
 )
 
 // instant is a moment on two clocks.
@@ -52,6 +58,15 @@ type lease struct {
 	id    clientv3.LeaseID
 	class int64         // seconds that were asked for
 	ttl   time.Duration // that was granted
+
+	// term is a Raft term in which, or after which, the lease was granted. It
+	// is kept alive in that term only. A leader that was frozen, replaced, and
+	// continues, revokes at once the leases that have expired by its own clock,
+	// although they were kept alive by its successor meanwhile: etcd checks for
+	// that (https://github.com/etcd-io/etcd/issues/15247), but not if the
+	// frozen leader's clock has ticked before (EtcdServer.isActive), which it
+	// does first of all. It does not know the leases of a later term.
+	term uint64
 
 	mu   sync.Mutex
 	sent instant // the last request that was answered with yes
@@ -107,6 +122,9 @@ func (p *leasePool) get(ctx context.Context, ttl time.Duration, start instant) (
 		if l == nil {
 			return p.grant(ctx, class)
 		}
+		if l.term != p.s.term.Load() {
+			continue // ends by itself
+		}
 		if l.life(start) >= ttl {
 			return l, nil
 		}
@@ -114,9 +132,8 @@ func (p *leasePool) get(ctx context.Context, ttl time.Duration, start instant) (
 			continue // ends by itself
 		}
 		sent := p.s.clock()
-		life := l.life(sent)
 		switch alive, err := p.s.keeper.wait(ctx, p.s.keeper.send(l)); {
-		case alive && p.s.clock().since(sent) >= life:
+		case alive && p.s.clock().since(sent) >= shortElection:
 			p.s.reaper.revoke(l) // the answer may be too late, see Store.keep
 			return p.grant(ctx, class)
 		case alive:
@@ -133,17 +150,16 @@ func (p *leasePool) get(ctx context.Context, ttl time.Duration, start instant) (
 func (p *leasePool) grant(ctx context.Context, class int64) (*lease, error) {
 	// A grant that is executed twice, or whose outcome is not known, leaves an
 	// empty lease, which ends by itself.
-	l := &lease{class: class, sent: p.s.clock()}
-	_, err := resend(ctx, writePatience, func(ctx context.Context) error {
-		resp, err := p.s.client.Grant(ctx, class)
-		if err == nil {
-			l.id, l.ttl = resp.ID, time.Duration(resp.TTL)*time.Second
-		}
-		return err
+	l := &lease{class: class, term: p.s.term.Load(), sent: p.s.clock()}
+	resp, _, err := resend(ctx, p.s, patience, func(ctx context.Context) (*clientv3.LeaseGrantResponse, error) {
+		return p.s.client.Grant(ctx, class)
 	})
 	if err != nil {
 		return nil, err
 	}
+	l.id, l.ttl = resp.ID, time.Duration(resp.TTL)*time.Second
+	l.term = cmp.Or(l.term, resp.GetRaftTerm())
+	p.s.observe(resp.ResponseHeader, 0)
 	return l, nil
 }
 
@@ -163,8 +179,11 @@ func (p *leasePool) take(class int64) *lease {
 	return l
 }
 
-// put takes a lease back that certainly has no key.
+// put takes a lease back that certainly has no key. l may be nil.
 func (p *leasePool) put(l *lease) {
+	if l == nil {
+		return
+	}
 	t := p.s.clock()
 	if l.life(t) < minLife {
 		return // ends by itself

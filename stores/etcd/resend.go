@@ -3,18 +3,23 @@ package etcdstore
 import (
 	"context"
 	"errors"
+	"sync"
 	"time"
 )
 
 const (
-	// readPatience and writePatience are how long a request may go unanswered
-	// before it is sent again, which takes it to the next member: one that is
-	// frozen or cut off says nothing for minutes. The time doubles with each
-	// try, so that a cluster which is only slow is not pressed, up to
-	// maxPatience.
-	readPatience  = 500 * time.Millisecond
-	writePatience = 2 * time.Second
-	maxPatience   = 8 * time.Second
+	// patience is how long a request may go unanswered before it is sent a
+	// second time, which takes it to the next member: one that is frozen or cut
+	// off says nothing for minutes. Both may answer, so that a cluster which is
+	// only slow answers no later for it; and the time doubles with each
+	// delivery, so that it is not pressed. putPatience is the same for the put
+	// of an Acquire, where a second delivery costs a move to another lease.
+	patience    = 100 * time.Millisecond
+	putPatience = time.Second
+
+	// maxPatience is how long the last delivery waits for its answer, and the
+	// most that one waits before the next.
+	maxPatience = 8 * time.Second
 
 	// maxResends bounds how often a request is sent again. The pauses in
 	// between, 50 + 100 + 200 + 6 x 400 ms, are longer than an election.
@@ -26,32 +31,101 @@ var (
 	errSilent       = errors.New("no answer")
 )
 
-// resend calls f, which sends a request, again while etcd is silent or
-// unavailable. It is for requests that do no harm when they are delivered
-// twice. sent counts the deliveries that etcd has executed, or may yet: it is 0
-// when it certainly refused.
-func resend(ctx context.Context, patience time.Duration, f func(context.Context) error) (sent int, err error) {
+// resend calls f, which sends a request, again while etcd is unavailable, and
+// beside itself while etcd is silent; it returns the first answer. It is for
+// requests that do no harm when they are delivered twice. sent counts the
+// deliveries that etcd has executed, or may yet: it is 0 when it certainly
+// refused.
+func resend[T any](ctx context.Context, s *Store, patience time.Duration, f func(context.Context) (T, error)) (v T, sent int, err error) {
 	for {
-		one, cancel := context.WithTimeout(ctx, patience)
-		err = f(one)
-		silent := err != nil && one.Err() != nil && ctx.Err() == nil
-		cancel()
+		d := deliveries[T]{s: s, send: f, patience: patience}
+		var n int
+		v, n, err = d.first(ctx)
 		switch {
 		case err == nil:
-			return sent + 1, nil
+			return v, sent + n, nil
 		case isRefusal(err):
-			return sent, err
+			return v, sent + n - 1, err
 		}
-		sent++
-		switch {
-		case silent && sent > maxResends:
-			return sent, errSilent // and not the error of a context that the caller does not know
-		case silent:
-			patience = min(2*patience, maxPatience)
-		case !isTransient(err) || pause(ctx, sent) != nil:
-			return sent, err
+		sent += n
+		if !isTransient(err) || pause(ctx, sent) != nil {
+			return v, sent, err
 		}
 	}
+}
+
+// deliveries are deliveries of one request that are on their way together.
+type deliveries[T any] struct {
+	s    *Store
+	send func(context.Context) (T, error)
+
+	mu       sync.Mutex
+	patience time.Duration // before the next one
+	timer    *time.Timer   // that sends the next one
+	n        int           // sent
+	ended    bool
+	v        T // the answer to another one than the first
+	err      error
+	cancel   context.CancelFunc // of all
+}
+
+// first sends the first one on the caller's goroutine, which costs least as
+// nearly always it is the only one, and returns the first answer to any.
+func (d *deliveries[T]) first(ctx context.Context) (v T, n int, err error) {
+	ctx, d.cancel = context.WithCancel(ctx)
+	defer d.cancel()
+	d.mu.Lock()
+	d.n = 1
+	d.timer = time.AfterFunc(d.patience, func() { d.next(ctx) })
+	d.mu.Unlock()
+	v, err = d.send(ctx)
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.ended {
+		return d.v, d.n, d.err
+	}
+	d.ended = true
+	d.timer.Stop()
+	return v, d.n, err
+}
+
+// next sends another one, or gives up.
+func (d *deliveries[T]) next(ctx context.Context) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	switch {
+	case d.ended || ctx.Err() != nil:
+		return
+	case d.n > maxResends:
+		// And not the error of a context that the caller does not know.
+		d.endLocked(d.v, errSilent)
+		return
+	}
+	if !d.s.spawn(func() {
+		v, err := d.send(ctx)
+		if err != nil && !isRefusal(err) {
+			return // the others may fare better
+		}
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		if !d.ended {
+			d.endLocked(v, err)
+		}
+	}) {
+		return
+	}
+	d.n++
+	d.patience = min(2*d.patience, maxPatience)
+	if d.n > maxResends {
+		d.patience = maxPatience
+	}
+	d.timer.Reset(d.patience)
+}
+
+func (d *deliveries[T]) endLocked(v T, err error) {
+	d.ended, d.v, d.err = true, v, err
+	d.timer.Stop()
+	d.cancel()
 }
 
 // pause sleeps before a request is sent for the n-th time again, not at all for

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -34,6 +35,10 @@ var ErrClosed = errors.New("etcd: the store is closed")
 // closeBound is the longest that Close waits for the revocation of leases.
 const closeBound = 2 * time.Second
 
+// maxTries is how often Renew and Release follow a key that others, who have the
+// same owner, change again and again meanwhile.
+const maxTries = 3
+
 // Options configures a [Store]. The zero value is ready to use.
 type Options struct {
 	// Prefix is what the names of etcd keys begin with; the lock's key follows
@@ -57,6 +62,7 @@ type Store struct {
 	kv     countingKV
 	prefix string
 	clock  func() instant
+	term   atomic.Uint64 // the greatest Raft term that an answer has named
 
 	ctx    context.Context // until Close
 	cancel context.CancelFunc
@@ -176,7 +182,7 @@ func (s *Store) Acquire(ctx context.Context, key, owner string, ttl time.Duratio
 		return core.Grant{}, wrap(ctx, err)
 	}
 	g, err := s.acquire(ctx, holdID{key, owner}, name, ttl, start)
-	s.tries.leave(name, t, err == nil, g.Acquired)
+	s.tries.leave(name, t, err == nil)
 	return g, wrap(ctx, err)
 }
 
@@ -192,13 +198,16 @@ func (s *Store) enter(ctx context.Context, name string) (held bool, t *try, err 
 		case stepAlone:
 			return false, nil, nil
 		case stepWait:
-			won, err := t.wait(ctx)
-			if won || err != nil {
-				return won, nil, err
+			if err := t.wait(ctx); err != nil {
+				return false, nil, err
 			}
 			waited = true
 		case stepLook:
-			kv, err := s.get(ctx, name)
+			read := s.get // soonest for one
+			if waited {
+				read = s.reader.get // all who have waited, in one request
+			}
+			kv, err := read(ctx, name)
 			if err == nil {
 				err = foreign(name, kv)
 			}
@@ -217,7 +226,7 @@ func (s *Store) acquire(ctx context.Context, id holdID, name string, ttl time.Du
 		if err != nil {
 			return core.Grant{}, err
 		}
-		g, err := s.put(ctx, id, name, l)
+		g, err := s.put(ctx, id, name, ttl, start, l)
 		if !isLeaseNotFound(err) || again {
 			return g, err
 		}
@@ -229,16 +238,13 @@ func (s *Store) acquire(ctx context.Context, id holdID, name string, ttl time.Du
 
 // put tries to put the key on l, which it hands over to the hold, the pool, or
 // the reaper.
-func (s *Store) put(ctx context.Context, id holdID, name string, l *lease) (core.Grant, error) {
+func (s *Store) put(ctx context.Context, id holdID, name string, ttl time.Duration, start instant, l *lease) (core.Grant, error) {
 	op := clientv3.OpTxn(
 		[]clientv3.Cmp{clientv3.Compare(clientv3.CreateRevision(name), "=", 0)},
 		[]clientv3.Op{clientv3.OpPut(name, id.owner, clientv3.WithLease(l.id))},
 		[]clientv3.Op{clientv3.OpGet(name)})
 	deliveries, ctx := s.kv.count(ctx)
-	resp, sent, err := s.do(ctx, writePatience, op)
-	if n := deliveries(); n > 1 { // the client has sent again by itself
-		sent = max(sent, n)
-	}
+	resp, sent, err := s.do(ctx, putPatience, op)
 	switch {
 	case isLeaseNotFound(err):
 		return core.Grant{}, err
@@ -248,29 +254,64 @@ func (s *Store) put(ctx context.Context, id holdID, name string, l *lease) (core
 	case err != nil:
 		// The request may be executed yet. Without its lease etcd refuses it,
 		// or takes the key away again.
-		s.holds.add(&hold{id: id, lease: l, ghost: true})
+		s.holds.haunt(id, l)
 		s.reaper.revoke(l)
 		return core.Grant{}, err
 	}
 	txn := resp.Txn()
 	kv := found(txn)
+	if rev := txn.Header.Revision; txn.Succeeded {
+		kv = &mvccpb.KeyValue{Value: []byte(id.owner), Lease: int64(l.id), CreateRevision: rev, ModRevision: rev}
+	}
+	// No other call has this lease: if the key is on it, this call has put it,
+	// with an earlier delivery perhaps.
+	g := core.Grant{}
+	if kv != nil && kv.Lease == int64(l.id) && string(kv.Value) == id.owner {
+		g = core.Grant{Acquired: true, Token: kv.CreateRevision}
+	}
+	counted, certain := deliveries()
 	switch {
-	case txn.Succeeded:
-		// One delivery has put the key. An earlier one whose answer was lost
-		// could put it again after it was released.
-		s.holds.add(&hold{id: id, lease: l, tainted: sent > 1})
-		return core.Grant{Acquired: true, Token: txn.Header.Revision}, nil
-	case kv != nil && kv.Lease == int64(l.id) && string(kv.Value) == id.owner:
-		// An earlier delivery of this very request: no other call has this
-		// lease.
-		s.holds.add(&hold{id: id, lease: l, tainted: true})
-		return core.Grant{Acquired: true, Token: kv.CreateRevision}, nil
-	case sent > 1:
-		s.reaper.revoke(l)
-	default:
+	case sent > 1 || certain && counted > 1 || l.term != s.term.Load():
+		return s.settle(ctx, id, name, ttl, start, l, g, kv)
+	case !certain:
+		s.holds.haunt(id, l)
+	}
+	switch {
+	case g.Acquired:
+		s.leases.put(s.holds.put(id, l, kv.CreateRevision, kv.ModRevision))
+		return g, nil
+	case certain:
 		s.leases.put(l)
+	default:
+		s.reaper.revoke(l)
 	}
 	return core.Grant{}, foreign(name, kv)
+}
+
+// settle makes g final, the outcome of a request to put the key on l that was
+// delivered more than once, or after an election. A delivery that is late could
+// put the key again after it was released; a lease that was kept alive in
+// another term may end early. So the key is moved to another lease, and l
+// revoked.
+func (s *Store) settle(ctx context.Context, id holdID, name string, ttl time.Duration, start instant, l *lease, g core.Grant, kv *mvccpb.KeyValue) (core.Grant, error) {
+	s.holds.haunt(id, l)
+	var err error
+	if g.Acquired {
+		// If it is gone already it has been acquired all the same.
+		_, err = s.move(ctx, id, name, ttl, start, kv)
+	}
+	if err == nil {
+		err = s.revoke(ctx, l)
+	}
+	if err != nil {
+		s.reaper.revoke(l)
+		return core.Grant{}, err
+	}
+	s.holds.banish(id, []*lease{l})
+	if !g.Acquired {
+		return g, foreign(name, kv)
+	}
+	return g, nil
 }
 
 // Renew implements [core.LockStore].
@@ -288,33 +329,42 @@ func (s *Store) Renew(ctx context.Context, key, owner string, ttl time.Duration)
 	start := s.clock()
 	id := holdID{key, owner}
 	name := s.prefix + key
-	h, held := s.holds.get(id)
-	if h != nil && !held.ghost && !held.doubt && held.lease.class == classOf(ttl) && held.lease.life(start) > minLife {
-		renewed, certain, err := s.keep(ctx, name, owner, held.lease)
+	held := s.holds.get(id)
+	l := held.lease
+	if l != nil && !held.doubt && l.class == classOf(ttl) && l.term == s.term.Load() && l.life(start) > minLife {
+		renewed, certain, err := s.keep(ctx, name, owner, l)
 		if err != nil {
 			return false, wrap(ctx, err)
 		}
 		if certain {
 			if !renewed {
-				s.holds.remove(h)
+				s.holds.gone(id, held.created)
 			}
 			return renewed, nil
 		}
 	}
-	renewed, err := s.move(ctx, h, id, name, ttl, start)
+	var kv *mvccpb.KeyValue
+	if l != nil && !held.doubt {
+		kv = &mvccpb.KeyValue{Value: []byte(owner), Lease: int64(l.id), CreateRevision: held.created, ModRevision: held.rev}
+	} else {
+		var err error
+		if kv, err = s.get(ctx, name); err != nil {
+			return false, wrap(ctx, err)
+		}
+	}
+	renewed, err := s.move(ctx, id, name, ttl, start, kv)
 	return renewed, wrap(ctx, err)
 }
 
 // keep keeps l alive and looks whether the key hangs on it. If neither yes nor
 // no is certain the key has to be moved to another lease.
 //
-// An answer to a keep-alive that comes after the lease could have ended proves
-// nothing by itself: the revoke of the lease may be in the log already, as was
-// seen when a leader died. A read that begins after the answer sees what is in
-// the log.
+// An answer to a keep-alive that took longer than an election proves nothing by
+// itself: the revoke of the lease may be in the log already, as was seen when a
+// leader died, or it may have been given in another term, see lease.term. A read
+// that begins after the answer sees what is in the log.
 func (s *Store) keep(ctx context.Context, name, owner string, l *lease) (renewed, certain bool, err error) {
 	sent := s.clock()
-	life := l.life(sent)
 	beat := s.keeper.send(l)
 	kv, err := s.reader.get(ctx, name)
 	if err != nil {
@@ -333,7 +383,7 @@ func (s *Store) keep(ctx context.Context, name, owner string, l *lease) (renewed
 	if err != nil {
 		return false, false, err
 	}
-	if alive && s.clock().since(sent) >= life {
+	if alive && s.clock().since(sent) >= shortElection {
 		kv, err = s.reader.get(ctx, name)
 		if err != nil {
 			return false, false, err
@@ -342,22 +392,19 @@ func (s *Store) keep(ctx context.Context, name, owner string, l *lease) (renewed
 			return false, true, nil
 		}
 	}
-	return true, alive && kv.Lease == int64(l.id), nil
+	return true, alive && kv.Lease == int64(l.id) && l.term == s.term.Load(), nil
 }
 
-// move puts the key on another lease, if owner has it. h is its hold, if this
-// store knows it.
-func (s *Store) move(ctx context.Context, h *hold, id holdID, name string, ttl time.Duration, start instant) (bool, error) {
-	kv, err := s.get(ctx, name)
-	if err != nil {
-		return false, err
-	}
-	for again := false; ; again = true {
+// move puts the key on another lease, if it has that owner. kv is how it was last
+// seen, however long ago.
+func (s *Store) move(ctx context.Context, id holdID, name string, ttl time.Duration, start instant, kv *mvccpb.KeyValue) (bool, error) {
+	created := s.holds.get(id).created
+	for tries := 1; ; tries++ {
 		if err := foreign(name, kv); err != nil {
 			return false, err
 		}
 		if kv == nil || string(kv.Value) != id.owner {
-			s.holds.remove(h)
+			s.holds.gone(id, created)
 			return false, nil
 		}
 		l, err := s.leases.get(ctx, ttl, start)
@@ -370,39 +417,43 @@ func (s *Store) move(ctx context.Context, h *hold, id holdID, name string, ttl t
 			[]clientv3.Cmp{clientv3.Compare(clientv3.ModRevision(name), "=", kv.ModRevision)},
 			[]clientv3.Op{clientv3.OpPut(name, id.owner, clientv3.WithLease(l.id))},
 			[]clientv3.Op{clientv3.OpGet(name)})
-		resp, sent, err := s.do(ctx, writePatience, op)
+		resp, sent, err := s.do(ctx, patience, op)
 		switch {
-		case isLeaseNotFound(err) && !again:
+		case isLeaseNotFound(err) && tries < maxTries:
 			s.leases.forget()
 			continue
-		case err != nil && sent == 0:
+		case err != nil && sent == 0 && !isLeaseNotFound(err):
 			s.leases.put(l)
 			return false, err
 		case err != nil:
 			// The key hangs on the old lease or on l. Both stay: the next
 			// Renew has to find out, by moving it again.
-			s.holds.doubted(h)
+			s.holds.doubt(id)
 			return false, err
 		}
 		txn := resp.Txn()
+		rev := txn.Header.Revision
 		if !txn.Succeeded {
 			kv = found(txn)
 			if kv == nil || kv.Lease != int64(l.id) {
 				// Touched in between, by another Renew of this owner perhaps.
 				s.leases.put(l)
-				if again {
+				if tries == maxTries {
 					return false, fmt.Errorf("key %q keeps changing", name)
 				}
 				continue
 			}
-			// An earlier delivery has moved it.
+			rev = kv.ModRevision // an earlier delivery has moved it
 		}
-		s.holds.moved(h, id, l)
+		s.leases.put(s.holds.put(id, l, kv.CreateRevision, rev))
 		return true, nil
 	}
 }
 
 // Release implements [core.LockStore].
+//
+// It is one transaction for a key that this store has acquired or renewed; else
+// it reads first.
 func (s *Store) Release(ctx context.Context, key, owner string) error {
 	if err := core.CheckKey(key); err != nil {
 		return err
@@ -413,52 +464,77 @@ func (s *Store) Release(ctx context.Context, key, owner string) error {
 	if err := s.usable(ctx); err != nil {
 		return err
 	}
-	name := s.prefix + key
-	h, held := s.holds.get(holdID{key, owner})
-	if held.ghost {
-		// An Acquire of this owner whose outcome is not known. Revoking its
-		// lease removes the key, and etcd refuses a delivery that comes later.
-		err := s.revoke(ctx, held.lease)
+	return wrap(ctx, s.release(ctx, holdID{key, owner}, s.prefix+key))
+}
+
+func (s *Store) release(ctx context.Context, id holdID, name string) error {
+	held := s.holds.get(id)
+	// Deliveries of an Acquire that are late must find no lease.
+	for _, l := range held.ghosts {
+		if err := s.revoke(ctx, l); err != nil {
+			return err
+		}
+	}
+	s.holds.banish(id, held.ghosts)
+	created := held.created
+	if created == 0 {
+		kv, err := s.get(ctx, name)
 		if err == nil {
-			s.holds.remove(h)
+			err = foreign(name, kv)
 		}
-		return wrap(ctx, err)
-	}
-	op := clientv3.OpTxn(
-		[]clientv3.Cmp{clientv3.Compare(clientv3.Value(name), "=", owner)},
-		[]clientv3.Op{clientv3.OpDelete(name)},
-		[]clientv3.Op{clientv3.OpGet(name)})
-	resp, _, err := s.do(ctx, writePatience, op)
-	l := s.holds.remove(h)
-	if err != nil {
-		if l != nil {
-			s.reaper.revoke(l) // its holder is done with it
+		if err != nil || kv == nil || string(kv.Value) != id.owner {
+			return err
 		}
-		return wrap(ctx, err)
+		created = kv.CreateRevision
 	}
-	txn := resp.Txn()
-	switch {
-	case !txn.Succeeded:
-		// Not this owner's any more, or an earlier delivery has done it. The
+	for range maxTries {
+		// A key that is created again has another revision: a delivery that
+		// comes late finds nothing to delete.
+		op := clientv3.OpTxn(
+			[]clientv3.Cmp{
+				clientv3.Compare(clientv3.CreateRevision(name), "=", created),
+				clientv3.Compare(clientv3.Value(name), "=", id.owner),
+			},
+			[]clientv3.Op{clientv3.OpDelete(name)},
+			[]clientv3.Op{clientv3.OpGet(name)})
+		resp, sent, err := s.do(ctx, patience, op)
+		if err != nil {
+			if l := s.holds.end(id, math.MaxInt64); l != nil {
+				s.reaper.revoke(l) // its holder is done with it
+			}
+			return err
+		}
+		txn := resp.Txn()
+		l := s.holds.end(id, txn.Header.Revision)
+		if txn.Succeeded {
+			s.leases.put(l)
+			// If somebody waits here, the signal that he is about to get says
+			// so, and his try comes first: whoever has just released a key and
+			// wants it again at once would otherwise always be faster.
+			if !s.watches.watched(name) {
+				s.tries.free(name)
+			}
+			return nil
+		}
+		// Not this one any more, or an earlier delivery has deleted it. The
 		// lease, if it is still there, ends by itself.
-		return wrap(ctx, foreign(name, found(txn)))
-	case held.tainted && l != nil:
-		s.reaper.revoke(l)
-	case l != nil:
-		s.leases.put(l)
+		kv := found(txn)
+		switch {
+		case kv == nil || string(kv.Value) != id.owner || foreign(name, kv) != nil:
+			return foreign(name, kv)
+		case sent > 1:
+			return fmt.Errorf("key %q was acquired again by its owner while it was being released", name)
+		}
+		created = kv.CreateRevision // acquired again, through another store
 	}
-	// If somebody waits here, the signal that he is about to get says so, and
-	// his try comes first: whoever has just released a key and wants it again
-	// at once would otherwise always be faster.
-	if !s.watches.watched(name) {
-		s.tries.free(name)
-	}
-	return nil
+	return fmt.Errorf("key %q keeps changing", name)
 }
 
 // revoke ends l and with it the key on it.
 func (s *Store) revoke(ctx context.Context, l *lease) error {
-	_, err := s.client.Revoke(ctx, l.id)
+	_, _, err := resend(ctx, s, patience, func(ctx context.Context) (*clientv3.LeaseRevokeResponse, error) {
+		return s.client.Revoke(ctx, l.id)
+	})
 	if isLeaseNotFound(err) {
 		return nil
 	}
@@ -467,11 +543,13 @@ func (s *Store) revoke(ctx context.Context, l *lease) error {
 
 // get reads a key, linearizably. nil means that there is none.
 func (s *Store) get(ctx context.Context, name string) (*mvccpb.KeyValue, error) {
-	var resp *clientv3.GetResponse
-	_, err := resend(ctx, readPatience, func(ctx context.Context) (err error) {
-		resp, err = s.client.Get(ctx, name)
-		return err
+	before := s.term.Load()
+	resp, _, err := resend(ctx, s, patience, func(ctx context.Context) (*clientv3.GetResponse, error) {
+		return s.client.Get(ctx, name)
 	})
+	if err == nil {
+		s.observe(resp.Header, before)
+	}
 	if err != nil || len(resp.Kvs) == 0 {
 		return nil, err
 	}
@@ -480,12 +558,29 @@ func (s *Store) get(ctx context.Context, name string) (*mvccpb.KeyValue, error) 
 
 // do sends a transaction. All that the store sends can be told from a second
 // delivery of themselves. For sent see [resend].
-func (s *Store) do(ctx context.Context, patience time.Duration, op clientv3.Op) (resp clientv3.OpResponse, sent int, err error) {
-	sent, err = resend(ctx, patience, func(ctx context.Context) (err error) {
-		resp, err = s.kv.Do(ctx, op)
-		return err
+func (s *Store) do(ctx context.Context, first time.Duration, op clientv3.Op) (resp clientv3.OpResponse, sent int, err error) {
+	before := s.term.Load()
+	resp, sent, err = resend(ctx, s, first, func(ctx context.Context) (clientv3.OpResponse, error) {
+		return s.kv.Do(ctx, op)
 	})
+	if err == nil {
+		s.observe(resp.Txn().Header, before)
+	}
 	return resp, sent, err
+}
+
+// observe notes the Raft term that an answer names. before is the term that was
+// known when the request was sent, 0 for a request whose answer may be old: an
+// answer that names less comes from a cluster that was restored, whose terms
+// begin anew.
+func (s *Store) observe(h *pb.ResponseHeader, before uint64) {
+	term := h.GetRaftTerm()
+	for {
+		known := s.term.Load()
+		if term == known || term < known && term >= before || s.term.CompareAndSwap(known, term) {
+			return
+		}
+	}
 }
 
 // usable returns an error if a call cannot even begin.

@@ -20,8 +20,10 @@ const (
 // tries is what a store knows about keys that its callers try to get: which of
 // them a transaction on its way is about, and which were held when last seen.
 //
-// When a key is released all who wait for it here try at once. One transaction
-// decides for all of them: if it wins, the others know that the key is held.
+// When a key is released all who wait for it here try at once. One of them sends
+// its transaction; the others wait for its answer, and then read the key, all in
+// one request. The answer itself is no answer for them: it may be older than
+// their calls.
 type tries struct {
 	mu   sync.Mutex
 	m    map[string]*try
@@ -32,7 +34,6 @@ type tries struct {
 // try is a transaction that tries to put a key.
 type try struct {
 	done chan struct{} // nil until somebody waits
-	won  bool
 }
 
 // step is what a call has to do next.
@@ -76,18 +77,17 @@ func (ts *tries) enter(name string, waited, looked bool) (step, *try) {
 }
 
 // leave ends the try t, nil if others did not wait for it. held tells whether
-// the key was seen held, won whether this try has got it.
-func (ts *tries) leave(name string, t *try, held, won bool) {
+// the key was seen held, by whomever.
+func (ts *tries) leave(name string, t *try, held bool) {
 	hash := maphash.String(ts.seed, name)
 	ts.mu.Lock()
 	defer ts.mu.Unlock()
-	if held || won {
+	if held {
 		ts.seenLocked(hash)
 	}
 	if t == nil {
 		return
 	}
-	t.won = won
 	delete(ts.m, name)
 	if t.done != nil {
 		close(t.done)
@@ -113,18 +113,16 @@ func (ts *tries) free(name string) {
 	delete(ts.held, hash)
 }
 
-// wait waits for the try, for a while, and reports whether it has won. Whoever
-// entered while it was on its way then knows that the key is held: it was put
-// before this answer, and cannot have been released since.
-func (t *try) wait(ctx context.Context) (won bool, err error) {
+// wait waits for the end of the try, for a while.
+func (t *try) wait(ctx context.Context) error {
 	patience := time.NewTimer(tryPatience)
 	defer patience.Stop()
 	select {
 	case <-t.done:
-		return t.won, nil
+		return nil
 	case <-patience.C:
-		return false, nil
+		return nil
 	case <-ctx.Done():
-		return false, ctx.Err()
+		return ctx.Err()
 	}
 }

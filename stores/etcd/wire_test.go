@@ -2,6 +2,7 @@ package etcdstore_test
 
 import (
 	"context"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -19,8 +20,9 @@ import (
 type wire struct {
 	puts, deletes, reads, grants, revokes atomic.Int64 // requests that were sent
 
-	mu   sync.Mutex
-	rule func(ctx context.Context, r request, deliver func(context.Context) error) error
+	mu    sync.Mutex
+	putOn []clientv3.LeaseID // of every put
+	rule  func(ctx context.Context, r request, deliver func(context.Context) error) error
 }
 
 // request is what a rule sees of a request.
@@ -45,6 +47,9 @@ func (w *wire) intercept(ctx context.Context, method string, req, reply any, cc 
 		if len(req.Success) > 0 {
 			if put := req.Success[0].GetRequestPut(); put != nil {
 				r = request{"put", string(put.Key)}
+				w.mu.Lock()
+				w.putOn = append(w.putOn, clientv3.LeaseID(put.Lease))
+				w.mu.Unlock()
 			}
 			if del := req.Success[0].GetRequestDeleteRange(); del != nil {
 				r = request{"delete", string(del.Key)}
@@ -71,6 +76,13 @@ func (w *wire) intercept(ctx context.Context, method string, req, reply any, cc 
 		return deliver(ctx)
 	}
 	return rule(ctx, r, deliver)
+}
+
+// leases returns the leases of all puts, in their order.
+func (w *wire) leases() []clientv3.LeaseID {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return slices.Clone(w.putOn)
 }
 
 // connectOver returns a client whose requests go over a wire.

@@ -3,6 +3,7 @@ package integration
 import (
 	"context"
 	"errors"
+	"slices"
 	"testing"
 	"time"
 
@@ -48,25 +49,27 @@ func etcdLeader(ctx context.Context, client *clientv3.Client, members []*testser
 	return nil, err
 }
 
-// Clients of a cluster of three go on while its leader dies, or falls silent.
-func TestEtcdLeaderAway(t *testing.T) {
+// Clients of a cluster of three go on while a member dies, falls silent, or is
+// cut off from the others.
+func TestEtcdMemberAway(t *testing.T) {
+	kill := func(t testing.TB, s *testserver.Server, _ *testserver.EtcdNetwork) { s.Kill(t) }
+	start := func(t testing.TB, s *testserver.Server, _ *testserver.EtcdNetwork) { s.Start(t) }
+	pause := func(t testing.TB, s *testserver.Server, _ *testserver.EtcdNetwork) { s.Pause(t) }
+	resume := func(t testing.TB, s *testserver.Server, _ *testserver.EtcdNetwork) { s.Resume(t) }
+	isolate := func(_ testing.TB, s *testserver.Server, n *testserver.EtcdNetwork) { n.Isolate(s) }
+	heal := func(_ testing.TB, _ *testserver.Server, n *testserver.EtcdNetwork) { n.Heal() }
 	for _, test := range []struct {
 		name, fault string
-		away, back  func(t testing.TB, s *testserver.Server)
+		leads       bool // the member
+		away, back  func(t testing.TB, s *testserver.Server, n *testserver.EtcdNetwork)
 	}{
-		{
-			"killed", "leader killed -9 under load, restarted later",
-			func(t testing.TB, s *testserver.Server) { s.Kill(t) },
-			func(t testing.TB, s *testserver.Server) { s.Start(t) },
-		},
-		{
-			"silent", "leader stopped (SIGSTOP) under load, continued later",
-			func(t testing.TB, s *testserver.Server) { s.Pause(t) },
-			func(t testing.TB, s *testserver.Server) { s.Resume(t) },
-		},
+		{"leader killed", "leader killed -9 under load, restarted later", true, kill, start},
+		{"leader silent", "leader stopped (SIGSTOP) under load, continued later", true, pause, resume},
+		{"leader partitioned", "leader cut off from its peers under load, clients still reach it; joined again later", true, isolate, heal},
+		{"follower partitioned", "follower cut off from its peers under load, clients still reach it; joined again later", false, isolate, heal},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			members := testserver.StartEtcdCluster(t, 3)
+			members, network := testserver.StartEtcdOnNetwork(t, 3)
 			admin := etcdClient(t, members)
 			// Many clients, because some of them wait for leases to end, which
 			// takes long with the slack below.
@@ -101,18 +104,21 @@ func TestEtcdLeaderAway(t *testing.T) {
 			}()
 
 			time.Sleep(2 * time.Second) // load before,
-			var leader *testserver.Server
+			var member *testserver.Server
 			eventually(t, "led", func() bool {
 				var err error
-				leader, err = etcdLeader(t.Context(), admin, members)
+				member, err = etcdLeader(t.Context(), admin, members)
 				return err == nil
 			})
-			test.away(t, leader)
+			others := func() []*testserver.Server {
+				return slices.DeleteFunc(slices.Clone(members), func(m *testserver.Server) bool { return m == member })
+			}
+			if !test.leads {
+				member = others()[0]
+			}
+			test.away(t, member, network)
 			eventually(t, "led by another", func() bool {
-				for _, m := range members {
-					if m == leader {
-						continue
-					}
+				for _, m := range others() {
 					if _, err := etcdLeader(t.Context(), admin, []*testserver.Server{m}); err == nil {
 						return true
 					}
@@ -120,7 +126,7 @@ func TestEtcdLeaderAway(t *testing.T) {
 				return false
 			})
 			time.Sleep(2 * time.Second) // with two,
-			test.back(t, leader)
+			test.back(t, member, network)
 			time.Sleep(2 * time.Second) // and with three again
 			stop()
 			r := receive(t, "report", done)

@@ -26,11 +26,10 @@ var etcdKind = &kind{
 		if peers == "" {
 			peers = s.peer()
 		}
-		peerURL := "http://127.0.0.1:" + strconv.Itoa(s.ports[1])
 		return []string{
 			"--name", name, "--data-dir", s.Dir + "/data", "--logger", "zap", "--log-level", "warn",
 			"--listen-client-urls", s.URL, "--advertise-client-urls", s.URL,
-			"--listen-peer-urls", peerURL, "--initial-advertise-peer-urls", peerURL,
+			"--listen-peer-urls", "http://127.0.0.1:" + strconv.Itoa(s.ports[1]), "--initial-advertise-peer-urls", s.peerURL(),
 			"--initial-cluster", peers, "--initial-cluster-state", "new",
 		}
 	},
@@ -50,7 +49,7 @@ func (s *Server) peerName() string { return "m" + strconv.Itoa(s.ports[0]) }
 
 // peer is the member's part of --initial-cluster.
 func (s *Server) peer() string {
-	return s.peerName() + "=http://127.0.0.1:" + strconv.Itoa(s.ports[1])
+	return s.peerName() + "=" + s.peerURL()
 }
 
 // etcdReady asks for /health, which says true when there is a leader, and
@@ -93,10 +92,15 @@ func etcdReady(ctx context.Context, s *Server) (string, error) {
 // has to be running.
 func StartEtcdCluster(t testing.TB, n int, args ...string) []*Server {
 	t.Helper()
+	return startEtcd(t, n, args, nil)
+}
+
+func startEtcd(t testing.TB, n int, args []string, network *EtcdNetwork) []*Server {
+	t.Helper()
 	var members []*Server
 	var err error
 	for range 10 { // as in launch
-		if members, err = launchEtcdCluster(n, args); !errors.Is(err, errPortTaken) {
+		if members, err = launchEtcdCluster(n, args, network); !errors.Is(err, errPortTaken) {
 			break
 		}
 	}
@@ -110,7 +114,7 @@ func StartEtcdCluster(t testing.TB, n int, args ...string) []*Server {
 	return members
 }
 
-func launchEtcdCluster(n int, args []string) (members []*Server, err error) {
+func launchEtcdCluster(n int, args []string, network *EtcdNetwork) (members []*Server, err error) {
 	defer func() {
 		if err != nil {
 			for _, s := range members {
@@ -127,6 +131,11 @@ func launchEtcdCluster(n int, args []string) (members []*Server, err error) {
 		s.ports = []int{freePort(), freePort()}
 		s.address()
 		members = append(members, s)
+		if network != nil {
+			if err := network.attach(s); err != nil {
+				return members, err
+			}
+		}
 		peers = append(peers, s.peer())
 	}
 	for _, s := range members {

@@ -22,9 +22,9 @@ type process struct {
 	err      error         // how it ended; read after done
 }
 
-// spawn starts a program whose output is appended to logFile. The system ends
-// it when this process dies.
-func spawn(path string, args []string, dir, logFile string, k *kind) (*process, error) {
+// spawn starts a program whose output is appended to logFile, with env beside
+// this process's environment. The system ends it when this process dies.
+func spawn(path string, args, env []string, dir, logFile string, k *kind) (*process, error) {
 	log, err := os.OpenFile(logFile, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
 	if err != nil {
 		return nil, err
@@ -32,7 +32,7 @@ func spawn(path string, args []string, dir, logFile string, k *kind) (*process, 
 	defer log.Close() // the child has its own copy
 	cmd := exec.Command(path, args...)
 	cmd.Dir = dir
-	cmd.Env = cleanEnv()
+	cmd.Env = append(cleanEnv(), env...)
 	cmd.Stdout, cmd.Stderr = log, log
 	var owner *account
 	if k.user {

@@ -82,13 +82,17 @@ type Server struct {
 	// LogFile is where a started server's output goes.
 	LogFile string
 
-	kind   *kind
-	prog   program
-	ports  []int
-	args   []string // appended to the command line
-	peers  string   // etcd's --initial-cluster, of a cluster
-	shared bool
-	lock   *os.File // tells other processes that Dir is in use
+	kind  *kind
+	prog  program
+	ports []int
+	args  []string // appended to the command line
+	peers string   // etcd's --initial-cluster, of a cluster
+	// peerHost is where etcd's peers reach it, if not on 127.0.0.1.
+	peerHost string
+	env      []string // beside this process's
+	onRemove []func()
+	shared   bool
+	lock     *os.File // tells other processes that Dir is in use
 
 	mu   sync.Mutex
 	proc *process // nil when not running
@@ -411,7 +415,7 @@ func (s *Server) spawn() error {
 			return err
 		}
 	}
-	p, err := spawn(s.prog.path, append(s.kind.flags(s), s.args...), s.Dir, s.LogFile, s.kind)
+	p, err := spawn(s.prog.path, append(s.kind.flags(s), s.args...), s.env, s.Dir, s.LogFile, s.kind)
 	if err != nil {
 		return err
 	}
@@ -484,6 +488,9 @@ func (s *Server) remove() {
 	if p := s.running(); p != nil {
 		s.setProc(nil)
 		p.end(s.kind.quit)
+	}
+	for _, f := range s.onRemove {
+		f()
 	}
 	if s.Dir != "" {
 		removeDir(s.Dir)

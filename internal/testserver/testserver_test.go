@@ -195,6 +195,34 @@ func TestEtcdClusterOutlivesAMember(t *testing.T) {
 	}
 }
 
+func TestEtcdNetworkIsCut(t *testing.T) {
+	t.Parallel()
+	members, network := StartEtcdOnNetwork(t, 3)
+	if err := etcdPut(members[0]); err != nil {
+		t.Fatal(err)
+	}
+	network.Isolate(members[0])
+	eventually := func(what string, f func() bool) {
+		t.Helper()
+		for deadline := time.Now().Add(30 * time.Second); !f(); time.Sleep(50 * time.Millisecond) {
+			if time.Now().After(deadline) {
+				t.Fatalf("not within 30 s: %s", what)
+			}
+		}
+	}
+	eventually("the majority goes on", func() bool { ok, err := etcdHas(members[1]); return ok && err == nil })
+	eventually("the isolated member answers, and cannot read", func() bool { _, err := etcdHas(members[0]); return err != nil })
+	network.Heal()
+	eventually("all read", func() bool {
+		for _, m := range members {
+			if ok, err := etcdHas(m); !ok || err != nil {
+				return false
+			}
+		}
+		return true
+	})
+}
+
 // Somebody who speaks the protocol holds the port that was chosen: the server
 // must get another one, and the answer of the other must not count.
 func TestPortTakenBySomebodyElse(t *testing.T) {

@@ -124,7 +124,7 @@ func TestClientClockWrongByHours(t *testing.T) {
 		check(t, err)
 		var entry struct{ Time time.Time }
 		check(t, json.Unmarshal(bytes.SplitN(out, []byte("\n"), 2)[0], &entry))
-		if off := time.Until(entry.Time); (off.Abs() - hours).Abs() > time.Minute || off < 0 != (program == behind) {
+		if off := time.Until(entry.Time); (off.Abs()-hours).Abs() > time.Minute || off < 0 != (program == behind) {
 			t.Fatalf("the clock is off by %v: this test proves nothing", off)
 		}
 	}

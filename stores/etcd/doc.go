@@ -47,11 +47,10 @@
 // answers that it is unavailable, for about three seconds, or says nothing, for
 // 0.1 s (the put of an Acquire: 1 s) and then twice as long each time. A delivery
 // that comes late does nothing: whatever it compares with has changed, or its
-// etcd lease was revoked. If the outcome of an Acquire remains unknown its etcd
-// lease is revoked,
-// so that etcd refuses the request should it arrive late. An etcd lease serves
-// one key, and another only after it is certain that the first has gone and that
-// nothing is on its way that could put it again.
+// etcd lease was revoked. The latter goes for an Acquire whose outcome remains
+// unknown, and for one that was sent twice: its key is moved to another etcd lease
+// first. An etcd lease serves one key, and another only after it is certain that
+// the first has gone and that nothing is on its way that could put it again.
 //
 // # Fencing
 //

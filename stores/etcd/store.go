@@ -164,8 +164,7 @@ func (s *Store) spawn(f func()) bool {
 // At best it is one transaction, on a lease that was released before. It grants
 // a lease first if there is none, and reads first if the key was seen held, so
 // that a try that will fail costs no write. Calls of one store for the same
-// key, while one of them is on its way, wait for its answer instead of sending
-// their own.
+// key, while one of them is on its way, wait for its answer, and then read.
 //
 // Grant.Left is never known.
 func (s *Store) Acquire(ctx context.Context, key, owner string, ttl time.Duration) (core.Grant, error) {

@@ -464,6 +464,59 @@ func TestDeliveryThatTheClientOvertookIsRefused(t *testing.T) {
 	}
 }
 
+// The first delivery of a Release arrives when the owner has the key again.
+func TestReleaseThatIsLateSparesTheNextAcquisition(t *testing.T) {
+	client, w := connectOver(t, testserver.Etcd(t).URL)
+	store, key := open(t, client, etcdstore.Options{}), random("late-release-")
+	acquire(t, store, key, "owner", time.Minute)
+	var first atomic.Bool
+	var late func(context.Context) error
+	w.set(func(ctx context.Context, r request, deliver func(context.Context) error) error {
+		if r.kind == "delete" && first.CompareAndSwap(false, true) {
+			late = deliver
+			return errLost
+		}
+		return deliver(ctx)
+	})
+	release(t, store, key, "owner")
+	if late == nil || w.deletes.Load() != 2 {
+		t.Fatalf("%d deliveries, want 2", w.deletes.Load())
+	}
+	g := acquire(t, store, key, "owner", time.Minute)
+	if err := late(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if _, created := keyOf(t, client, key); created != g.Token {
+		t.Errorf("after the late delivery the key was created at %d, want %d", created, g.Token)
+	}
+	release(t, store, key, "owner")
+}
+
+// An Acquire of unknown outcome, and another store has the key for its owner:
+// Release ends both.
+func TestReleaseAfterAnUnknownAcquireFreesTheKey(t *testing.T) {
+	client, w := connectOver(t, testserver.Etcd(t).URL)
+	store, key := open(t, client, etcdstore.Options{}), random("ghost-")
+	deliverLate := w.hold("put")
+	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+	defer cancel()
+	if g, err := store.Acquire(ctx, key, "owner", time.Minute); !errors.Is(err, context.DeadlineExceeded) {
+		t.Fatalf("Acquire = %+v, %v; want the context's error", g, err)
+	}
+	w.set(nil)
+	other := open(t, connect(t, testserver.Etcd(t).URL), etcdstore.Options{})
+	acquire(t, other, key, "owner", time.Minute)
+	release(t, store, key, "owner")
+	if lease, _ := keyOf(t, client, key); lease != 0 {
+		t.Error("the key is there after its release")
+	}
+	for _, err := range deliverLate() {
+		if !errors.Is(rpctypes.Error(err), rpctypes.ErrLeaseNotFound) {
+			t.Errorf("the late delivery: %v, want %v", err, rpctypes.ErrLeaseNotFound)
+		}
+	}
+}
+
 func TestAcquireWhoseAnswerIsLostEndsAtOnce(t *testing.T) {
 	for _, how := range []string{"by its release", "by itself"} {
 		t.Run(how, func(t *testing.T) {

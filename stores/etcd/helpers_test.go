@@ -3,6 +3,7 @@ package etcdstore_test
 import (
 	"context"
 	"crypto/rand"
+	"errors"
 	"testing"
 	"time"
 
@@ -111,4 +112,15 @@ func acquire(t testing.TB, store core.LockStore, key, owner string, ttl time.Dur
 		t.Fatalf("Acquire = %+v, %v; want acquired", g, err)
 	}
 	return g
+}
+
+// acquireUnknown tries to acquire a key over a wire that brings no answer: the
+// outcome is not known.
+func acquireUnknown(t testing.TB, store *etcdstore.Store, key, owner string) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+	defer cancel()
+	if g, err := store.Acquire(ctx, key, owner, time.Minute); !errors.Is(err, context.DeadlineExceeded) {
+		t.Fatalf("Acquire = %+v, %v; want the context's error", g, err)
+	}
 }

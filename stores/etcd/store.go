@@ -307,10 +307,7 @@ func (s *Store) settle(ctx context.Context, id holdID, name string, ttl time.Dur
 		return core.Grant{}, err
 	}
 	s.holds.banish(id, []*lease{l})
-	if !g.Acquired {
-		return g, foreign(name, kv)
-	}
-	return g, nil
+	return g, foreign(name, kv)
 }
 
 // Renew implements [core.LockStore].

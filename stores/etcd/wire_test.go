@@ -2,6 +2,7 @@ package etcdstore_test
 
 import (
 	"context"
+	"reflect"
 	"slices"
 	"strings"
 	"sync"
@@ -29,6 +30,9 @@ type wire struct {
 type request struct {
 	kind string // put, delete, read, grant, revoke, or the method's name
 	key  string // of a put or delete
+	// late delivers the request when its caller has given up, or is about to:
+	// the answer is for nobody.
+	late func(ctx context.Context) error
 }
 
 // set makes rule decide what becomes of requests from now on; nil delivers
@@ -46,13 +50,13 @@ func (w *wire) intercept(ctx context.Context, method string, req, reply any, cc 
 		r.kind = "read"
 		if len(req.Success) > 0 {
 			if put := req.Success[0].GetRequestPut(); put != nil {
-				r = request{"put", string(put.Key)}
+				r = request{kind: "put", key: string(put.Key)}
 				w.mu.Lock()
 				w.putOn = append(w.putOn, clientv3.LeaseID(put.Lease))
 				w.mu.Unlock()
 			}
 			if del := req.Success[0].GetRequestDeleteRange(); del != nil {
-				r = request{"delete", string(del.Key)}
+				r = request{kind: "delete", key: string(del.Key)}
 			}
 		}
 	case *pb.RangeRequest:
@@ -74,6 +78,10 @@ func (w *wire) intercept(ctx context.Context, method string, req, reply any, cc 
 	deliver := func(ctx context.Context) error { return invoke(ctx, method, req, reply, cc, opts...) }
 	if rule == nil {
 		return deliver(ctx)
+	}
+	r.late = func(ctx context.Context) error {
+		// The caller reads its own reply, and what its options point to.
+		return invoke(ctx, method, req, reflect.New(reflect.TypeOf(reply).Elem()).Interface(), cc)
 	}
 	return rule(ctx, r, deliver)
 }
@@ -133,7 +141,7 @@ func (w *wire) hold(kind string) (release func() []error) {
 			return deliver(ctx)
 		}
 		mu.Lock()
-		late = append(late, deliver)
+		late = append(late, r.late)
 		mu.Unlock()
 		<-ctx.Done()
 		return status.FromContextError(ctx.Err()).Err()

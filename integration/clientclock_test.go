@@ -23,16 +23,16 @@ import (
 // of seconds that the linker sets.
 func skewed(t *testing.T, by time.Duration) (program string) {
 	t.Helper()
-	goenv, err := exec.CommandContext(t.Context(), "go", "env", "GOROOT").Output()
+	root, err := exec.CommandContext(t.Context(), "go", "env", "GOROOT").Output()
 	check(t, err)
-	original := filepath.Join(strings.TrimSpace(string(goenv)), "src", "time", "time.go")
+	original := filepath.Join(strings.TrimSpace(string(root)), "src", "time", "time.go")
 	source, err := os.ReadFile(original)
 	check(t, err)
-	const read = "sec, nsec, mono := runtimeNow()\n"
-	if n := bytes.Count(source, []byte("func Now() Time {\n\t"+read)); n != 1 {
+	now := []byte("func Now() Time {\n\tsec, nsec, mono := runtimeNow()\n")
+	if n := bytes.Count(source, now); n != 1 {
 		t.Fatalf("%s: time.Now is not what this test knows how to change", original)
 	}
-	source = bytes.Replace(source, []byte("func Now() Time {\n\t"+read), []byte("func Now() Time {\n\t"+read+"\tsec += seconds(skew)\n"), 1)
+	source = bytes.Replace(source, now, append(now, "\tsec += seconds(skew)\n"...), 1)
 	source = append(source, `
 var skew string // set by the linker
 

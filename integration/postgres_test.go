@@ -4,11 +4,7 @@ import (
 	"context"
 	"crypto/rand"
 	"net"
-	"os"
-	"os/exec"
-	"path/filepath"
 	"strconv"
-	"syscall"
 	"testing"
 	"time"
 
@@ -19,41 +15,6 @@ import (
 	"github.com/leasekit/leasekit/internal/testserver"
 	pgstore "github.com/leasekit/leasekit/stores/postgres"
 )
-
-// postgresStandby starts a hot standby that follows primary through network.
-func postgresStandby(t testing.TB, network *faults.Proxy) *testserver.Server {
-	t.Helper()
-	basebackup, err := exec.LookPath("pg_basebackup")
-	if err != nil {
-		found, _ := filepath.Glob("/usr/lib/postgresql/*/bin/pg_basebackup")
-		if len(found) == 0 {
-			t.Skip("no pg_basebackup found: run `make servers` (Debian: apt-get install postgresql)")
-		}
-		basebackup = found[len(found)-1]
-	}
-	// A server like any other, whose data folder is then replaced.
-	standby := testserver.StartPostgres(t)
-	data := filepath.Join(standby.Dir, "data")
-	standby.Stop(t)
-	info, err := os.Stat(data)
-	check(t, err)
-	check(t, os.RemoveAll(data))
-	host, port, err := net.SplitHostPort(network.Addr())
-	check(t, err)
-	cmd := exec.Command(basebackup, "-h", host, "-p", port, "-U", "postgres", "-D", data,
-		"--checkpoint=fast", "--no-sync", "--write-recovery-conf")
-	cmd.Dir = standby.Dir
-	if os.Geteuid() == 0 {
-		// As the user that the server runs as.
-		owner := info.Sys().(*syscall.Stat_t)
-		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: owner.Uid, Gid: owner.Gid}}
-	}
-	if out, err := cmd.CombinedOutput(); err != nil {
-		t.Fatalf("pg_basebackup: %v\n%s", err, out)
-	}
-	standby.Start(t)
-	return standby
-}
 
 func postgresPool(t testing.TB, at *current) *pgxpool.Pool {
 	t.Helper()
@@ -105,7 +66,7 @@ func TestPostgresFailover(t *testing.T) {
 			at.set(primary.Addr)
 			admin := postgresPool(t, at)
 			check(t, pgstore.Migrate(t.Context(), admin, pgstore.Options{}))
-			standby := postgresStandby(t, network)
+			standby := testserver.StartPostgresStandby(t, network.Addr())
 			atStandby.set(standby.Addr)
 			onStandby := postgresPool(t, atStandby)
 			eventually(t, "streaming", func() bool {

@@ -48,6 +48,22 @@ func redisStore(t testing.TB, client *redis.Client) *redisstore.Store {
 	return store
 }
 
+// redisPair starts a master, and a replica that reaches it through network.
+func redisPair(t testing.TB) (master, replica *testserver.Server, network *faults.Proxy) {
+	t.Helper()
+	master = testserver.StartRedis(t, "--repl-diskless-sync-delay", "0")
+	replica = testserver.StartRedis(t)
+	network = faults.NewProxy(t, master.Addr)
+	onReplica, _ := redisAt(t, replica.Addr)
+	host, port, err := net.SplitHostPort(network.Addr())
+	check(t, err)
+	check(t, onReplica.Do(t.Context(), "REPLICAOF", host, port).Err())
+	eventually(t, "replicating", func() bool {
+		return strings.Contains(onReplica.Info(t.Context(), "replication").Val(), "master_link_status:up")
+	})
+	return master, replica, network
+}
+
 // A master with a replica, which replication reaches through a network that can
 // be cut. The master dies and the replica takes its place, with the clients.
 func TestRedisAsyncFailover(t *testing.T) {
@@ -60,16 +76,8 @@ func TestRedisAsyncFailover(t *testing.T) {
 		{"replica up to date", "master killed -9 after it replicated the grant, replica promoted", false},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			master := testserver.StartRedis(t, "--repl-diskless-sync-delay", "0")
-			replica := testserver.StartRedis(t)
-			network := faults.NewProxy(t, master.Addr)
+			master, replica, network := redisPair(t)
 			onReplica, _ := redisAt(t, replica.Addr)
-			host, port, err := net.SplitHostPort(network.Addr())
-			check(t, err)
-			check(t, onReplica.Do(t.Context(), "REPLICAOF", host, port).Err())
-			eventually(t, "replicating", func() bool {
-				return strings.Contains(onReplica.Info(t.Context(), "replication").Val(), "master_link_status:up")
-			})
 
 			at := new(current)
 			at.set(master.Addr)
@@ -101,16 +109,8 @@ func TestRedisAsyncFailover(t *testing.T) {
 
 // The master is not dead but cut off, and its clients with it: both sides grant.
 func TestRedisSplitBrain(t *testing.T) {
-	master := testserver.StartRedis(t, "--repl-diskless-sync-delay", "0")
-	replica := testserver.StartRedis(t)
-	network := faults.NewProxy(t, master.Addr)
+	master, replica, network := redisPair(t)
 	onReplica, _ := redisAt(t, replica.Addr)
-	host, port, err := net.SplitHostPort(network.Addr())
-	check(t, err)
-	check(t, onReplica.Do(t.Context(), "REPLICAOF", host, port).Err())
-	eventually(t, "replicating", func() bool {
-		return strings.Contains(onReplica.Info(t.Context(), "replication").Val(), "master_link_status:up")
-	})
 	onMaster, at := redisAt(t, master.Addr)
 	network.Set(faults.Blackhole())
 	hold{

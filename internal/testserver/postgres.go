@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/url"
 	"os"
 	"os/exec"
@@ -17,6 +18,7 @@ import (
 	"strconv"
 	"strings"
 	"syscall"
+	"testing"
 )
 
 var postgresKind = &kind{
@@ -83,9 +85,14 @@ func initPostgres(s *Server) error {
 	if _, err := os.Stat(data); err == nil {
 		return nil
 	}
-	cmd := exec.Command(filepath.Join(filepath.Dir(s.prog.path), "initdb"),
-		"-D", data, "-U", "postgres", "-A", "trust", "-E", "UTF8", "--locale=C",
+	return s.postgresTool("initdb", "-D", data, "-U", "postgres", "-A", "trust", "-E", "UTF8", "--locale=C",
 		"--no-sync") // of the empty database; the server syncs what it commits
+}
+
+// postgresTool runs a program that comes with the server, as the user that the
+// server runs as.
+func (s *Server) postgresTool(name string, args ...string) error {
+	cmd := exec.Command(filepath.Join(filepath.Dir(s.prog.path), name), args...)
 	cmd.Dir, cmd.Env = s.Dir, cleanEnv()
 	owner, err := unprivileged()
 	if err != nil {
@@ -95,9 +102,36 @@ func initPostgres(s *Server) error {
 	var out []byte
 	onSpawner(func() { out, err = cmd.CombinedOutput() })
 	if err != nil {
-		return fmt.Errorf("initdb: %w\n%s", err, out)
+		return fmt.Errorf("%s: %w\n%s", name, err, out)
 	}
 	return nil
+}
+
+// StartPostgresStandby starts a hot standby, for this test alone, of the server
+// that it reaches at addr, host:port.
+func StartPostgresStandby(t testing.TB, addr string) *Server {
+	t.Helper()
+	host, port, err := net.SplitHostPort(addr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	// A server like any other, whose data folder is then replaced.
+	s := StartPostgres(t)
+	const tool = "pg_basebackup"
+	if _, err := exec.LookPath(filepath.Join(filepath.Dir(s.prog.path), tool)); err != nil {
+		t.Skipf("no %s beside %s: %s", tool, s.prog.path, postgresKind.hint)
+	}
+	s.Stop(t)
+	data := filepath.Join(s.Dir, "data")
+	if err := os.RemoveAll(data); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.postgresTool(tool, "-h", host, "-p", port, "-U", "postgres", "-D", data,
+		"--checkpoint=fast", "--no-sync", "--write-recovery-conf"); err != nil {
+		t.Fatal(err)
+	}
+	s.Start(t)
+	return s
 }
 
 // postgresReady sends a start-up message and reads what the server tells of

@@ -72,7 +72,7 @@ func envName(name string) string { return "LEASEKIT_PGSTORE_" + strings.ToUpper(
 
 // refusals are the ways in which server, or another, refuses to write.
 func refusals(t *testing.T, server *testserver.Server, o pgstore.Options) []conformance.Refusal {
-	standby := sync.OnceValue(func() *testserver.Server { return startStandby(t, server) })
+	standby := sync.OnceValue(func() *testserver.Server { return testserver.StartPostgresStandby(t, server.Addr) })
 	as := func(change func(*pgxpool.Config)) func(t testing.TB) (core.LockStore, func()) {
 		return func(t testing.TB) (core.LockStore, func()) {
 			return newStore(t, newPool(t, server.URL, change), o), func() {}

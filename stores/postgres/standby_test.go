@@ -1,61 +1,13 @@
 package pgstore_test
 
 import (
-	"os"
-	"os/exec"
-	"path/filepath"
 	"strings"
-	"syscall"
 	"testing"
 
 	"github.com/leasekit/leasekit/core"
 	"github.com/leasekit/leasekit/internal/testserver"
 	pgstore "github.com/leasekit/leasekit/stores/postgres"
 )
-
-// startStandby starts a hot standby of primary for this test alone.
-func startStandby(t testing.TB, primary *testserver.Server) *testserver.Server {
-	t.Helper()
-	// A server like any other, whose data folder is then replaced.
-	standby := testserver.StartPostgres(t)
-	data := filepath.Join(standby.Dir, "data")
-	basebackup := program(t, "pg_basebackup")
-	standby.Stop(t)
-	info, err := os.Stat(data)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := os.RemoveAll(data); err != nil {
-		t.Fatal(err)
-	}
-	host, port, _ := strings.Cut(primary.Addr, ":")
-	cmd := exec.Command(basebackup, "-h", host, "-p", port, "-U", "postgres", "-D", data,
-		"--checkpoint=fast", "--no-sync", "--write-recovery-conf")
-	cmd.Dir = standby.Dir
-	if os.Geteuid() == 0 {
-		// As the user that the server runs as.
-		owner := info.Sys().(*syscall.Stat_t)
-		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: owner.Uid, Gid: owner.Gid}}
-	}
-	if out, err := cmd.CombinedOutput(); err != nil {
-		t.Fatalf("pg_basebackup: %v\n%s", err, out)
-	}
-	standby.Start(t)
-	return standby
-}
-
-// program finds a program of PostgreSQL: on PATH, or where Debian has it.
-func program(t testing.TB, name string) string {
-	t.Helper()
-	if path, err := exec.LookPath(name); err == nil {
-		return path
-	}
-	found, _ := filepath.Glob("/usr/lib/postgresql/*/bin/" + name)
-	if len(found) == 0 {
-		t.Skipf("no %s found: run `make servers` (Debian: apt-get install postgresql)", name)
-	}
-	return found[len(found)-1]
-}
 
 func TestStandbyRefuses(t *testing.T) {
 	primary := testserver.StartPostgres(t)
@@ -66,7 +18,7 @@ func TestStandbyRefuses(t *testing.T) {
 	mustAcquire(t, store, "free", "owner", long)
 	mustRelease(t, store, "free", "owner")
 
-	server := startStandby(t, primary)
+	server := testserver.StartPostgresStandby(t, primary.Addr)
 	replica := newPool(t, server.URL)
 	standby := newStore(t, replica, o)
 	eventually(t, "the standby has replayed the leases", func() bool {

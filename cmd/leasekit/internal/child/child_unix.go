@@ -46,13 +46,13 @@ func Start(path string, argv, env []string) (*Child, error) {
 		// The kernel kills the command when the thread that started it ends,
 		// so that thread has to stay.
 		runtime.LockOSThread()
+		defer signal.Stop(changed)
 		process, err := os.StartProcess(path, argv, &os.ProcAttr{
 			Env:   env,
 			Files: []*os.File{os.Stdin, os.Stdout, os.Stderr},
 			Sys:   attributes,
 		})
 		if err != nil {
-			signal.Stop(changed)
 			started <- err
 			return
 		}
@@ -60,7 +60,6 @@ func Start(path string, argv, env []string) (*Child, error) {
 		_ = process.Release() // waited for below, stops included
 		started <- nil
 		c.wait(changed)
-		signal.Stop(changed)
 	}()
 	if err := <-started; err != nil {
 		return nil, err

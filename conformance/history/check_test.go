@@ -210,7 +210,7 @@ func TestCheckRejects(t *testing.T) {
 		"token -1": {1, "3 (Fencing)", "less than 2^53", "", `0 0-1 acquire 1 100 = -1`},
 		"token in nanoseconds": {1, "3 (Fencing)", "less than 2^53", "",
 			`0 0-1 acquire 1 100 = 9007199254740992`},
-		"release by a stranger": {3, "5 (Expiry)", "(or rule 2 (Ownership): a release acts only", "", `
+		"release by a stranger": {3, "5 (Expiry)", "or rule 2 (Ownership): a release acts only", "", `
 			0 0-1 acquire 1 100 = 7
 			1 2-3 release 2 = ok
 			0 4-5 renew 1 100 = no`},
@@ -248,6 +248,31 @@ func TestCheckRejects(t *testing.T) {
 		"lease is gone before its time": {2, "5 (Expiry)", "at least ttl", "", `
 			0 0-1 acquire 1 100 = 7
 			0 50-51 renew 1 100 = no`},
+		"live lease is not renewed": {2, "6 (Renewal)", "a live lease is renewed", "held by owner 1", `
+			0 0-1 acquire 1 100 = 7
+			0 50-51 renew 1 100 = no
+			1 60-61 acquire 2 100 = held
+			0 70-71 renew 1 100 = yes`},
+		"stranger's renewal, unanswered, makes it shorter": {3, "1 (Exclusion)", "or rule 2 (Ownership): a renewal acts only", "", `
+			0 0-1 acquire 1 1000 = 7
+			1 2-3 renew 2 10 = ?
+			2 30-31 acquire 3 100 = 8`},
+		"stranger's renewal, unanswered, takes the lease": {4, "2 (Ownership)", "a renewal acts only", "", `
+			0 0-1 acquire 1 1000 = 7
+			1 2-3 renew 2 1000 = ?
+			2 30-31 acquire 3 100 = held
+			0 40-41 renew 1 100 = no
+			1 50-51 renew 2 1000 = yes`},
+		"reentry, unanswered, makes it shorter": {3, "1 (Exclusion)", "same owner's too", "", `
+			0 0-1 acquire 1 1000 = 7
+			0 2-3 acquire 1 10 = ?
+			2 30-31 acquire 3 100 = 8`},
+		"expired lease is renewed, unanswered": {4, "5 (Expiry)", "cannot be renewed", "", `
+			0 0-1 acquire 1 100 = 7
+			0 130-131 renew 1 100 = no
+			0 132-133 renew 1 100 = ?
+			1 134-135 acquire 2 100 = held
+			1 280-281 acquire 2 100 = 8`},
 		"renewal does nothing": {3, "6 (Renewal)", "now + ttl", "", `
 			0 0-1 acquire 1 100 = 7
 			0 50-51 renew 1 100 = yes

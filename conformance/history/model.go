@@ -169,7 +169,16 @@ func (m *model) meanwhile(s *state, p possibility, until time.Duration) []possib
 		looked++
 		if p.isFree() {
 			for _, st := range s.pending {
-				if used, ok := st.use(p.used); ok && st.Kind == Acquire {
+				used, ok := st.use(p.used)
+				if !ok {
+					continue
+				}
+				if st.Kind == Renew && m.relax == expiredRenews && p.owner == -st.Owner {
+					q := m.untold(p, st, until)
+					q.used = used
+					add(q)
+				}
+				if st.Kind == Acquire {
 					q := m.untold(p, st, until)
 					// The store may take back at any time what it told nobody
 					// of: etcd's revokes the lease of a call that it gave up.
@@ -184,10 +193,10 @@ func (m *model) meanwhile(s *state, p possibility, until time.Duration) []possib
 			if st.Owner == p.owner && st.Kind == Release {
 				add(p.vacated(p.at))
 			}
-			if st.Owner == p.owner && st.Kind == Renew && m.mayLive(p) {
+			for _, owner := range m.executed(p, st) {
 				if used, ok := st.use(p.used); ok {
 					q := m.untold(p, st, until)
-					q.used = used
+					q.owner, q.used = owner, used
 					add(q)
 				}
 			}
@@ -204,6 +213,22 @@ func (m *model) meanwhile(s *state, p possibility, until time.Duration) []possib
 		}
 	}
 	return all
+}
+
+// executed returns the owners whose lease the one of p can become when the
+// server executes a pending step that is no release.
+func (m *model) executed(p possibility, st *step) []int {
+	mine := p.owner == st.Owner
+	switch {
+	case !m.mayLive(p):
+		return nil
+	case st.Kind == Renew && mine, st.Kind == Acquire && mine && m.relax == reentry:
+		return []int{st.Owner}
+	case st.Kind == Renew && m.relax == strangerRenews:
+		return []int{st.Owner, p.owner}
+	default:
+		return nil
+	}
 }
 
 // use counts one more execution of a pending step, if there is one left.
@@ -253,7 +278,7 @@ func (m *model) answer(may *possibilities, s *state, p possibility, st *step) {
 		}
 
 	case st.Kind == Renew:
-		if p.owner != st.Owner {
+		if p.owner != st.Owner || m.relax == needlessRefusal {
 			may.add(p)
 			if !p.isFree() && m.relax == strangerRenews {
 				may.add(m.told(p, p.owner, st))

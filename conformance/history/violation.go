@@ -71,12 +71,14 @@ var (
 		{reentry, "1 (Exclusion)", "a live lease, the same owner's too, means not acquired"},
 		{doubleGrant, "1 (Exclusion)", "a live lease means not acquired"},
 		{strangerReleases, "2 (Ownership)", "a release acts only on a live lease of its owner"},
+		{strangerRenews, "2 (Ownership)", "a renewal acts only on a live lease of its owner"},
 		{renewalOtherwise, "6 (Renewal)", "a renewal sets the end of the lease to now + ttl"},
 		{earlyExpiry, "5 (Expiry)", "a lease lives at least ttl from the moment the request was sent"},
 	}
 	wronglyRefused = []breach{
 		{releaseKeepsLease, "2 (Ownership)", "a release ends the lease"},
 		{lateExpiry, "5 (Expiry)", "a lease ends at most ttl + slack after the answer"},
+		{expiredRenews, "5 (Expiry)", "an expired lease cannot be renewed, even if nobody took the key"},
 		{renewalOtherwise, "6 (Renewal)", "a renewal sets the end of the lease to now + ttl"},
 		{strangerRenews, "2 (Ownership)", "a renewal acts only on a live lease of its owner"},
 		{needlessRefusal, "1 (Exclusion)", "without a live lease a try is granted"},
@@ -90,6 +92,7 @@ var (
 	}
 	wronglyNotRenewed = []breach{
 		{earlyExpiry, "5 (Expiry)", "a lease lives at least ttl from the moment the request was sent"},
+		{needlessRefusal, "6 (Renewal)", "a live lease is renewed"},
 		{strangerReleases, "2 (Ownership)", "a release acts only on a live lease of its owner"},
 		{strangerRenews, "2 (Ownership)", "a renewal acts only on a live lease of its owner"},
 		{renewalOtherwise, "6 (Renewal)", "a renewal sets the end of the lease to now + ttl"},

@@ -5,83 +5,16 @@ import (
 	"errors"
 	"fmt"
 	"strings"
-	"sync"
-	"time"
 
 	"go.mongodb.org/mongo-driver/v2/mongo"
+
+	"github.com/leasekit/leasekit/internal/await"
 )
 
-// await runs call, and returns what it returns, or the error of ctx as soon as
-// that ends, because the driver may take longer: it dials, authenticates and
-// writes on connections whose other end is silent. A call that is left behind
-// has an ended ctx, and ends with the client's own timeouts.
-func await[T any](ctx context.Context, w *workers, call func(context.Context) (T, error)) (T, error) {
-	var none T
-	if err := ctx.Err(); err != nil {
-		return none, fmt.Errorf("mongo: %w", err)
-	}
-	inner := withoutSession{ctx}
-	if ctx.Done() == nil {
-		return call(inner)
-	}
-	type answer struct {
-		value T
-		err   error
-	}
-	answers := make(chan answer, 1)
-	w.run(func() {
-		value, err := call(inner)
-		answers <- answer{value, err}
-	})
-	select {
-	case a := <-answers:
-		return a.value, a.err
-	case <-ctx.Done():
-		return none, fmt.Errorf("mongo: %w", ctx.Err())
-	}
+// call is [await.Call], with the ctx that the driver may see.
+func call[T any](ctx context.Context, w *await.Workers, fn func(context.Context) (T, error)) (T, error) {
+	return await.Call(ctx, w, func() (T, error) { return fn(withoutSession{ctx}) })
 }
-
-// workerIdle is how long a goroutine waits for another call before it ends.
-const workerIdle = time.Second
-
-// workers run calls on goroutines that wait a while for the next one. The driver
-// needs deep stacks, and growing that of a new goroutine for every call was a
-// seventh of the client's work, measured by its profile.
-type workers struct {
-	jobs   chan func() // unbuffered: who sends has found one that waits
-	closed chan struct{}
-	once   sync.Once
-}
-
-func newWorkers() *workers { return &workers{jobs: make(chan func()), closed: make(chan struct{})} }
-
-func (w *workers) run(job func()) {
-	select {
-	case w.jobs <- job:
-	default:
-		go w.work(job)
-	}
-}
-
-func (w *workers) work(job func()) {
-	idle := time.NewTimer(workerIdle)
-	defer idle.Stop()
-	for {
-		job()
-		idle.Reset(workerIdle)
-		select {
-		case job = <-w.jobs:
-		case <-idle.C:
-			return
-		case <-w.closed:
-			return
-		}
-	}
-}
-
-// close ends those that wait; those in a call end after it. Calls that come
-// later get goroutines of their own.
-func (w *workers) close() { w.once.Do(func() { close(w.closed) }) }
 
 // withoutSession hides a session of the driver that the caller's context may
 // carry. In a transaction of the caller a lease would be seen by nobody before

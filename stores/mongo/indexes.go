@@ -10,6 +10,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
 	"github.com/leasekit/leasekit/core"
+	"github.com/leasekit/leasekit/internal/await"
 )
 
 // purgeIndex is the name of the TTL index.
@@ -35,9 +36,9 @@ func EnsureIndexes(ctx context.Context, coll *mongo.Collection) error {
 		return fmt.Errorf("mongostore: %w: no collection", core.ErrInvalid)
 	}
 	coll = strict(coll)
-	w := newWorkers()
-	defer w.close()
-	_, err := await(ctx, w, func(ctx context.Context) (struct{}, error) {
+	w := await.New("mongo")
+	defer w.Close()
+	_, err := call(ctx, w, func(ctx context.Context) (struct{}, error) {
 		found, err := inspectIndexes(ctx, coll)
 		if err != nil || found {
 			return struct{}{}, err

@@ -37,7 +37,7 @@ func (s *Store) Leases(ctx context.Context, q core.LeaseQuery) iter.Seq2[core.Le
 			ids = withPrefix(s.prefix + q.Prefix)
 		}
 		for from := ids; ; {
-			page, err := await(ctx, s.workers, func(ctx context.Context) ([]record, error) { return s.page(ctx, from) })
+			page, err := call(ctx, s.workers, func(ctx context.Context) ([]record, error) { return s.page(ctx, from) })
 			if err != nil {
 				yield(core.LeaseInfo{}, err)
 				return
@@ -93,7 +93,7 @@ func (s *Store) Break(ctx context.Context, key string) (was core.LeaseInfo, brok
 	if err := core.CheckKey(key); err != nil {
 		return core.LeaseInfo{}, false, err
 	}
-	was, err = await(ctx, s.workers, func(ctx context.Context) (core.LeaseInfo, error) {
+	was, err = call(ctx, s.workers, func(ctx context.Context) (core.LeaseInfo, error) {
 		id := s.prefix + key
 		for range maxRaces {
 			r, err := s.look(ctx, id)

@@ -20,6 +20,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo/writeconcern"
 
 	"github.com/leasekit/leasekit/core"
+	"github.com/leasekit/leasekit/internal/await"
 )
 
 // DefaultRetention is the default of [Options].Retention.
@@ -61,7 +62,7 @@ type Store struct {
 	indexed atomic.Bool // the TTL index has been seen
 	held    *heldKeys
 	wakeups *notifier
-	workers *workers
+	workers *await.Workers
 }
 
 var (
@@ -103,7 +104,7 @@ func New(coll *mongo.Collection, o Options) (*Store, error) {
 		keep:    o.Retention,
 		updates: updates,
 		held:    newHeldKeys(),
-		workers: newWorkers(),
+		workers: await.New("mongo"),
 	}
 	// A signal says that a read would be in vain.
 	s.wakeups = newNotifier(s.coll, o, func(id string) { s.held.set(id, 0) })
@@ -136,7 +137,7 @@ func (s *Store) Acquire(ctx context.Context, key, owner string, ttl time.Duratio
 	if err := core.CheckAll(key, owner, ttl); err != nil {
 		return core.Grant{}, err
 	}
-	return await(ctx, s.workers, func(ctx context.Context) (core.Grant, error) {
+	return call(ctx, s.workers, func(ctx context.Context) (core.Grant, error) {
 		if !s.indexed.Load() {
 			if err := checkIndexes(ctx, s.coll); err != nil {
 				return core.Grant{}, err
@@ -200,7 +201,7 @@ func (s *Store) Renew(ctx context.Context, key, owner string, ttl time.Duration)
 	if err := core.CheckAll(key, owner, ttl); err != nil {
 		return false, err
 	}
-	return await(ctx, s.workers, func(ctx context.Context) (bool, error) {
+	return call(ctx, s.workers, func(ctx context.Context) (bool, error) {
 		id := s.prefix + key
 		renewed, err := s.update(ctx, id, owner, s.updates.renew, s.vars(owner, ttl))
 		if renewed {
@@ -219,7 +220,7 @@ func (s *Store) Release(ctx context.Context, key, owner string) error {
 	if err := core.CheckOwner(owner); err != nil {
 		return err
 	}
-	_, err := await(ctx, s.workers, func(ctx context.Context) (bool, error) {
+	_, err := call(ctx, s.workers, func(ctx context.Context) (bool, error) {
 		return s.release(ctx, s.prefix+key, owner)
 	})
 	return err
@@ -292,7 +293,7 @@ func (s *Store) look(ctx context.Context, id string) (record, error) {
 // released. Close may be called more than once and returns nil.
 func (s *Store) Close() error {
 	s.wakeups.close()
-	s.workers.close()
+	s.workers.Close()
 	return nil
 }
 

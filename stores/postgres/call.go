@@ -10,6 +10,8 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/leasekit/leasekit/internal/await"
 )
 
 // SQLSTATE codes that the store tells apart. Source: appendix A of the server's
@@ -28,6 +30,15 @@ const (
 	codeDupStatement  = "42P05" // duplicate_prepared_statement
 	codeNoUniqueKey   = "42P10" // invalid_column_reference
 )
+
+// workersFor returns what runs the calls of db. A call that is left behind when
+// its ctx ends has that ctx too, and ends with what the driver bounds it by.
+func workersFor(db DB) *await.Workers {
+	if prompt(db) {
+		return await.Inline("postgres")
+	}
+	return await.New("postgres")
+}
 
 // prompt reports whether the calls of db return by themselves as soon as their
 // ctx ends. A plain pool does: pgx then breaks off what it reads, and leaves the
@@ -53,35 +64,6 @@ func prompt(db DB) (yes bool) {
 	}()
 	h, ok := c.ConnConfig.BuildContextWatcherHandler(new(pgconn.PgConn)).(*pgconn.DeadlineContextWatcherHandler)
 	return ok && h.DeadlineDelay == 0
-}
-
-// await runs call, and returns what it returns, or ctx's error as soon as ctx
-// ends. A call that is left behind has ctx too, and ends with what the driver
-// bounds it by. If call is prompt it runs on this goroutine: on a busy machine
-// handing it to another cost 4 to 12 % of an acquisition and a release.
-func await[T any](ctx context.Context, prompt bool, call func() (T, error)) (T, error) {
-	var none T
-	if err := ctx.Err(); err != nil {
-		return none, ended(ctx, nil)
-	}
-	if prompt || ctx.Done() == nil {
-		return call()
-	}
-	type answer struct {
-		value T
-		err   error
-	}
-	answers := make(chan answer, 1)
-	go func() {
-		value, err := call()
-		answers <- answer{value, err}
-	}()
-	select {
-	case a := <-answers:
-		return a.value, a.err
-	case <-ctx.Done():
-		return none, ended(ctx, nil)
-	}
 }
 
 // ended is the error of a call whose ctx has ended; cause is what the driver

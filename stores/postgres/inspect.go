@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/leasekit/leasekit/core"
+	"github.com/leasekit/leasekit/internal/await"
 )
 
 // An operator's tools find out here that leases can be listed and broken.
@@ -39,7 +40,7 @@ func (s *Store) Leases(ctx context.Context, q core.LeaseQuery) iter.Seq2[core.Le
 			from, to = span(s.key(q.Prefix))
 		}
 		for {
-			page, err := await(ctx, s.prompt, func() ([]core.LeaseInfo, error) { return s.page(ctx, from, to) })
+			page, err := await.Call(ctx, s.workers, func() ([]core.LeaseInfo, error) { return s.page(ctx, from, to) })
 			if err != nil {
 				yield(core.LeaseInfo{}, err)
 				return
@@ -102,7 +103,7 @@ func (s *Store) Break(ctx context.Context, key string) (was core.LeaseInfo, brok
 	if err := core.CheckKey(key); err != nil {
 		return core.LeaseInfo{}, false, err
 	}
-	was, err = await(ctx, s.prompt, func() (was core.LeaseInfo, err error) {
+	was, err = await.Call(ctx, s.workers, func() (was core.LeaseInfo, err error) {
 		err = s.query(ctx, s.o.statement("break"), []any{s.key(key), s.channel}, func(row pgx.Rows) error {
 			was, err = s.info(row)
 			return err

@@ -14,6 +14,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/leasekit/leasekit/core"
+	"github.com/leasekit/leasekit/internal/await"
 )
 
 const (
@@ -160,7 +161,7 @@ func (l *listener) subscribe(ctx context.Context, key string) (<-chan struct{}, 
 	}
 
 	// The connection listens, so a release that sees the mark is heard.
-	_, err := await(ctx, l.store.prompt, func() (struct{}, error) {
+	_, err := await.Call(ctx, l.store.workers, func() (struct{}, error) {
 		for n := 1; ; n++ {
 			var ready int64
 			err := l.store.query(ctx, l.mark, markArgs([]byte(key)), func(row pgx.Rows) error {

@@ -15,6 +15,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/leasekit/leasekit/core"
+	"github.com/leasekit/leasekit/internal/await"
 )
 
 // The defaults of [Options].
@@ -135,7 +136,7 @@ type Store struct {
 	renew   string
 	release string
 	channel string // for NOTIFY
-	prompt  bool   // see the function
+	workers *await.Workers
 
 	// mode is the pgx.QueryExecMode to ask for, plus one; 0 leaves it to the
 	// client.
@@ -163,6 +164,11 @@ var (
 // goroutine that reads it. Both end 10 s after the last subscription was
 // stopped.
 //
+// Calls of a plain pgx pool run on their callers' goroutines. Those of another
+// DB, or of a pool with hooks, run on goroutines of the store's, so that they can
+// return when their context ends; each waits a second for another call, or until
+// [Store.Close], and then ends.
+//
 // The error matches [core.ErrInvalid].
 func New(db DB, o Options) (*Store, error) {
 	// A nil *Pool in the interface is not nil, and would panic in the first
@@ -181,7 +187,7 @@ func New(db DB, o Options) (*Store, error) {
 		renew:   o.statement("renew"),
 		release: o.statement("release"),
 		channel: o.channel(),
-		prompt:  prompt(db),
+		workers: workersFor(db),
 	}
 	s.purger.init(s)
 	s.listener.init(s)
@@ -203,6 +209,7 @@ func New(db DB, o Options) (*Store, error) {
 func (s *Store) Close() error {
 	s.listener.close()
 	s.purger.close()
+	s.workers.Close()
 	return nil
 }
 
@@ -211,7 +218,7 @@ func (s *Store) Acquire(ctx context.Context, key, owner string, ttl time.Duratio
 	if err := core.CheckAll(key, owner, ttl); err != nil {
 		return core.Grant{}, err
 	}
-	grant, err := await(ctx, s.prompt, func() (core.Grant, error) {
+	grant, err := await.Call(ctx, s.workers, func() (core.Grant, error) {
 		return s.try(ctx, s.key(key), []byte(owner), micros(ttl))
 	})
 	if grant.Acquired {
@@ -253,7 +260,7 @@ func (s *Store) Renew(ctx context.Context, key, owner string, ttl time.Duration)
 	if err := core.CheckAll(key, owner, ttl); err != nil {
 		return false, err
 	}
-	return await(ctx, s.prompt, func() (bool, error) {
+	return await.Call(ctx, s.workers, func() (bool, error) {
 		n, err := s.exec(ctx, s.renew, s.key(key), []byte(owner), micros(ttl))
 		return n > 0, err
 	})
@@ -267,7 +274,7 @@ func (s *Store) Release(ctx context.Context, key, owner string) error {
 	if err := core.CheckOwner(owner); err != nil {
 		return err
 	}
-	_, err := await(ctx, s.prompt, func() (struct{}, error) {
+	_, err := await.Call(ctx, s.workers, func() (struct{}, error) {
 		_, err := s.exec(ctx, s.release, s.key(key), []byte(owner), s.channel)
 		return struct{}{}, err
 	})

@@ -9,6 +9,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/leasekit/leasekit/core"
+	"github.com/leasekit/leasekit/internal/await"
 )
 
 // migrateLock is the advisory lock that [Migrate] takes: "leasekit" in ASCII.
@@ -50,7 +51,9 @@ func Migrate(ctx context.Context, db DB, o Options) error {
 	if err != nil {
 		return err
 	}
-	_, err = await(ctx, prompt(db), func() (struct{}, error) {
+	w := workersFor(db)
+	defer w.Close()
+	_, err = await.Call(ctx, w, func() (struct{}, error) {
 		err := o.migrate(ctx, db)
 		switch {
 		case err == nil:

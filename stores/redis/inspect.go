@@ -13,6 +13,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/leasekit/leasekit/core"
+	"github.com/leasekit/leasekit/internal/await"
 )
 
 // pageSize is how many keys the server is asked to look at in one SCAN: some
@@ -88,7 +89,7 @@ func leaseInfo(key string, list []any, err error) (core.LeaseInfo, error) {
 // scan yields the live leases of all keys that begin with prefix until yield
 // returns false.
 func (s *Store) scan(ctx context.Context, prefix string, yield func(core.LeaseInfo, error) bool) error {
-	nodes, err := awaitValue(ctx, func() ([]redis.Cmdable, error) { return s.masters(ctx) })
+	nodes, err := await.Call(ctx, s.workers, func() ([]redis.Cmdable, error) { return s.masters(ctx) })
 	if err != nil {
 		return err
 	}
@@ -97,7 +98,7 @@ func (s *Store) scan(ctx context.Context, prefix string, yield func(core.LeaseIn
 	pattern := globQuoter.Replace(s.prefix+prefix) + "*"
 	for _, node := range nodes {
 		for cursor, more := uint64(0), true; more; more = cursor != 0 {
-			page, err := awaitValue(ctx, func() (scanPage, error) { return s.page(ctx, node, cursor, pattern) })
+			page, err := await.Call(ctx, s.workers, func() (scanPage, error) { return s.page(ctx, node, cursor, pattern) })
 			if err != nil {
 				return err
 			}
@@ -204,20 +205,4 @@ func (s *Store) inspectAll(ctx context.Context, node redis.Cmdable, names []stri
 		}
 	}
 	return lists, nil
-}
-
-// awaitValue is await for a function that returns a value.
-func awaitValue[T any](ctx context.Context, fn func() (T, error)) (T, error) {
-	var none T
-	if err := ctx.Err(); err != nil {
-		return none, err
-	}
-	result := &struct {
-		value T
-		err   error
-	}{err: errNoResult}
-	if !await(ctx, func() { result.value, result.err = fn() }) {
-		return none, ctx.Err()
-	}
-	return result.value, result.err
 }

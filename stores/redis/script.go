@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
+
+	"github.com/leasekit/leasekit/internal/await"
 )
 
 var (
@@ -49,120 +51,63 @@ type call struct {
 	script script
 	words  [8]any // the command; the first two depend on the try
 	length int
-	lists  bool // the script returns a list, not an integer
-
-	n    int64
-	list []any
-	err  error
 }
 
 // run runs sc on the record of key and returns its integer. It returns as soon
 // as ctx ends, with an error that matches ctx.Err(), and leaves the driver's
-// call behind: that one ends by the client's own timeouts.
+// call behind: that one ends by the client's own timeouts. go-redis needs this:
+// it looks at a context between its tries only, so that a call whose context
+// was cancelled while the server is silent comes back after its read timeout,
+// 5 s later with the default options.
 func (s *Store) run(ctx context.Context, sc script, key string, args ...any) (int64, error) {
-	c := &call{ctx: ctx, client: s.client, script: sc}
-	if err := c.run(s.prefix+key, args); err != nil {
-		return 0, err
-	}
-	return c.n, nil
+	return await.Call(ctx, s.workers, s.call(ctx, sc, key, args).integer)
 }
 
 // runList is run for a script that returns a list.
 func (s *Store) runList(ctx context.Context, sc script, key string, args ...any) ([]any, error) {
-	c := &call{ctx: ctx, client: s.client, script: sc, lists: true}
-	if err := c.run(s.prefix+key, args); err != nil {
-		return nil, err
-	}
-	return c.list, nil
+	return await.Call(ctx, s.workers, s.call(ctx, sc, key, args).list)
 }
 
-// run returns the error of c. Its results may be read after a nil error only,
-// because after another they may still be written.
-func (c *call) run(record string, args []any) error {
-	if err := c.ctx.Err(); err != nil {
-		return fmt.Errorf("redis: %w", err)
-	}
-	c.words[2], c.words[3] = "1", record
+func (s *Store) call(ctx context.Context, sc script, key string, args []any) *call {
+	c := &call{ctx: ctx, client: s.client, script: sc}
+	c.words[2], c.words[3] = "1", s.prefix+key
 	c.length = 4 + copy(c.words[4:], args)
-	c.err = errNoResult
-	if !await(c.ctx, c.try) {
-		return fmt.Errorf("redis: %w", c.ctx.Err())
-	}
-	if c.err != nil {
-		return explain(c.ctx, record, c.err)
-	}
-	return nil
+	return c
 }
 
-func (c *call) try() {
-	c.send("evalsha", c.script.digest)
-	if c.err != nil && redis.HasErrorPrefix(c.err, "NOSCRIPT") {
-		// The server was restarted, replaced or flushed. EVAL runs the script
-		// and caches it again, in one round trip.
-		c.send("eval", c.script.source)
-	}
+func (c *call) integer() (int64, error) {
+	return try(c, func(words []any) (int64, error) {
+		cmd := redis.NewIntCmd(c.ctx, words...)
+		_ = c.client.Process(c.ctx, cmd)
+		return cmd.Result()
+	})
 }
 
-// send reads the result from the command, not the error from Process: a client
-// that batches commands may return from Process before the reply is there.
-func (c *call) send(command, script any) {
-	c.words[0], c.words[1] = command, script
-	words := c.words[:c.length]
-	if c.lists {
+func (c *call) list() ([]any, error) {
+	return try(c, func(words []any) ([]any, error) {
 		cmd := redis.NewSliceCmd(c.ctx, words...)
 		_ = c.client.Process(c.ctx, cmd)
-		c.list, c.err = cmd.Result()
-		return
-	}
-	cmd := redis.NewIntCmd(c.ctx, words...)
-	_ = c.client.Process(c.ctx, cmd)
-	c.n, c.err = cmd.Result()
+		return cmd.Result()
+	})
 }
 
-var errNoResult = errors.New("the client's call ended without a result")
-
-// await calls fn and returns true when it is done, or false as soon as ctx ends:
-// fn goes on then, on a goroutine of its own.
-//
-// go-redis needs this: it looks at a context between its tries only, so that a
-// call whose context was cancelled while the server is silent comes back after
-// its read timeout, 5 s later with the default options.
-func await(ctx context.Context, fn func()) bool {
-	if ctx.Done() == nil {
-		fn()
-		return true
+// try runs the script of c by its digest, or else by its source. send reads the
+// result from the command, not the error from Process: a client that batches
+// commands may return from Process before the reply is there.
+func try[T any](c *call, send func(words []any) (T, error)) (T, error) {
+	c.words[0], c.words[1] = "evalsha", c.script.digest
+	reply, err := send(c.words[:c.length])
+	if err != nil && redis.HasErrorPrefix(err, "NOSCRIPT") {
+		// The server was restarted, replaced or flushed. EVAL runs the script
+		// and caches it again, in one round trip.
+		c.words[0], c.words[1] = "eval", c.script.source
+		reply, err = send(c.words[:c.length])
 	}
-	done := make(chan struct{})
-	go func() {
-		// Deferred: a hook of the client that ends its goroutine must not leave
-		// the caller waiting.
-		defer close(done)
-		growStack(0)
-		fn()
-	}()
-	select {
-	case <-done:
-		return true
-	case <-ctx.Done():
+	if err != nil {
+		record, _ := c.words[3].(string)
+		err = explain(c.ctx, record, err)
 	}
-	// An answer that is there already is better than an unknown outcome.
-	select {
-	case <-done:
-		return true
-	default:
-		return false
-	}
-}
-
-// growStack makes the stack of a new goroutine as large as go-redis needs it, in
-// one step and while there is nothing on it to copy: 2 of the 5 µs that the
-// goroutine costs.
-//
-//go:noinline
-func growStack(i int) byte {
-	var frame [7 << 10]byte
-	frame[i] = 1
-	return frame[len(frame)-1-i]
+	return reply, err
 }
 
 // explain returns err, wrapped, as the error of a call for record.

@@ -12,6 +12,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/leasekit/leasekit/core"
+	"github.com/leasekit/leasekit/internal/await"
 )
 
 // The defaults of [Options].
@@ -42,11 +43,16 @@ type Options struct {
 
 // Store keeps leases in Redis. It is safe for concurrent use; make it with
 // [New].
+//
+// Calls run on goroutines of the store's, so that they can return when their
+// context ends; each waits a second for another call, or until [Store.Close],
+// and then ends.
 type Store struct {
 	client    redis.UniversalClient
 	prefix    string
 	retention any // milliseconds, an int64
 	wakeups   *hub
+	workers   *await.Workers
 
 	acquire, renew, release, inspect, breaking script
 }
@@ -92,6 +98,7 @@ func New(client redis.UniversalClient, o Options) (*Store, error) {
 		prefix:    o.Prefix,
 		retention: roundUp(o.Retention, time.Millisecond),
 		wakeups:   newHub(client, o.Logger),
+		workers:   await.New("redis"),
 		acquire:   newScript(acquireSource),
 		renew:     newScript(renewSource),
 		release:   newScript(releaseSource),
@@ -167,13 +174,15 @@ func (s *Store) Subscribe(ctx context.Context, key string) (<-chan struct{}, fun
 }
 
 // Close ends all subscriptions and the connections and goroutines behind them,
-// waits until they are gone, and closes their channels. The client stays open,
+// waits until they are gone, and closes their channels; and it ends the
+// goroutines that wait for another call. The client stays open,
 // and so do Acquire, Renew and Release: leases that are held can still be
 // released. A dial that is under way when the server is silent holds Close up
 // for as long as the client's own timeouts. Close may be called more than once
 // and returns nil.
 func (s *Store) Close() error {
 	s.wakeups.close()
+	s.workers.Close()
 	return nil
 }
 

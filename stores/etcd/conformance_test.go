@@ -42,8 +42,9 @@ func TestConformance(t *testing.T) {
 		// What etcd's default election time-out allows, and in whole seconds.
 		TTL: 2 * time.Second,
 		// Up to 1.5 s that the store asks for on top, up to 500 ms until etcd
-		// looks, and the revocation of all that have expired with it.
-		Slack: 2500 * time.Millisecond,
+		// looks, and the revocation of all that have expired with it, which
+		// waits for the disk.
+		Slack: 4 * time.Second,
 		Open: func(t testing.TB) core.LockStore {
 			return open(t, connect(t, url), etcdstore.Options{})
 		},

@@ -126,7 +126,7 @@ func (s *Store) Break(ctx context.Context, key string) (core.LeaseInfo, bool, er
 		// The lease that was looked at, and not its successor.
 		var resp clientv3.OpResponse
 		var sent int
-		resp, sent, err = s.do(ctx, patience, clientv3.OpTxn(
+		resp, sent, err = s.do(ctx, s.timing.patience, clientv3.OpTxn(
 			[]clientv3.Cmp{clientv3.Compare(clientv3.CreateRevision(name), "=", kv.CreateRevision)},
 			[]clientv3.Op{clientv3.OpDelete(name)},
 			[]clientv3.Op{clientv3.OpGet(name)}))

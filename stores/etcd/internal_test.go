@@ -91,7 +91,7 @@ func TestExtendKeepsTheLatest(t *testing.T) {
 // bare is a store without a server, for what needs none. Its clock stands at
 // t.
 func bare(t *instant) *Store {
-	s := &Store{clock: func() instant { return *t }}
+	s := &Store{clock: func() instant { return *t }, timing: defaultTiming}
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	s.leases.init(s)
 	s.reaper.init(s)
@@ -242,7 +242,7 @@ func TestTriesTakeTurns(t *testing.T) {
 		t.Errorf("call that has waited: step %d, want %d", step, stepAlone)
 	}
 	ts.leave("key", mine, true)
-	if err := t2.wait(t.Context()); err != nil {
+	if err := t2.wait(t.Context(), tryPatience); err != nil {
 		t.Errorf("wait = %v", err)
 	}
 	// The answer may be older than the call that has waited for it.
@@ -272,12 +272,12 @@ func TestTriesWaitEndsWithContext(t *testing.T) {
 	_, other := ts.enter("key", false, false)
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if err := other.wait(ctx); !errors.Is(err, context.Canceled) {
+	if err := other.wait(ctx, tryPatience); !errors.Is(err, context.Canceled) {
 		t.Errorf("wait = %v, want %v", err, context.Canceled)
 	}
 	// A try that is stuck keeps others waiting only for a while.
 	start := time.Now()
-	if err := other.wait(t.Context()); err != nil {
+	if err := other.wait(t.Context(), tryPatience); err != nil {
 		t.Errorf("wait = %v", err)
 	}
 	if d := time.Since(start); d < tryPatience {

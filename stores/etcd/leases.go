@@ -133,7 +133,7 @@ func (p *leasePool) get(ctx context.Context, ttl time.Duration, start instant) (
 		}
 		sent := p.s.clock()
 		switch alive, err := p.s.keeper.wait(ctx, p.s.keeper.send(l)); {
-		case alive && p.s.clock().since(sent) >= shortElection:
+		case alive && p.s.clock().since(sent) >= p.s.timing.shortElection:
 			p.s.reaper.revoke(l) // the answer may be too late, see Store.keep
 			return p.grant(ctx, class)
 		case alive:
@@ -151,7 +151,7 @@ func (p *leasePool) grant(ctx context.Context, class int64) (*lease, error) {
 	// A grant that is executed twice, or whose outcome is not known, leaves an
 	// empty lease, which ends by itself.
 	l := &lease{class: class, term: p.s.term.Load(), sent: p.s.clock()}
-	resp, _, err := resend(ctx, p.s, patience, func(ctx context.Context) (*clientv3.LeaseGrantResponse, error) {
+	resp, _, err := resend(ctx, p.s, p.s.timing.patience, func(ctx context.Context) (*clientv3.LeaseGrantResponse, error) {
 		return p.s.client.Grant(ctx, class)
 	})
 	if err != nil {

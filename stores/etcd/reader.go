@@ -124,7 +124,7 @@ func (r *reader) read(ctx context.Context, reads []*read) {
 	for i, rd := range reads {
 		gets[i] = clientv3.OpGet(rd.name)
 	}
-	resp, _, err := r.s.do(ctx, patience, clientv3.OpTxn(nil, gets, nil))
+	resp, _, err := r.s.do(ctx, r.s.timing.patience, clientv3.OpTxn(nil, gets, nil))
 	if err != nil && isRefusal(err) {
 		// One key that may not be read must not fail the others.
 		for _, rd := range reads {

@@ -26,6 +26,14 @@ const (
 	maxResends = 9
 )
 
+// timing is what a store waits for before it does something by itself. Tests that
+// count requests have it wait longer: a server may be slow.
+type timing struct {
+	patience, putPatience, tryPatience, shortElection time.Duration
+}
+
+var defaultTiming = timing{patience, putPatience, tryPatience, shortElection}
+
 var (
 	errTooManyTries = errors.New("tried too often")
 	errSilent       = errors.New("no answer")

@@ -62,6 +62,7 @@ type Store struct {
 	kv     countingKV
 	prefix string
 	clock  func() instant
+	timing timing
 	term   atomic.Uint64 // the greatest Raft term that an answer has named
 
 	ctx    context.Context // until Close
@@ -103,7 +104,7 @@ func New(client *clientv3.Client, o Options) (*Store, error) {
 	case o.Retention < 0:
 		return nil, fmt.Errorf("%w: etcdstore.Options.Retention %v: use 0 or more", core.ErrInvalid, o.Retention)
 	}
-	s := &Store{client: client, kv: newCountingKV(client), prefix: o.Prefix, clock: now}
+	s := &Store{client: client, kv: newCountingKV(client), prefix: o.Prefix, clock: now, timing: defaultTiming}
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	s.keeper.init(s, func(ctx context.Context) (pb.Lease_LeaseKeepAliveClient, error) {
 		// A member that has lost its leader ends the stream, which is opened
@@ -197,7 +198,7 @@ func (s *Store) enter(ctx context.Context, name string) (held bool, t *try, err 
 		case stepAlone:
 			return false, nil, nil
 		case stepWait:
-			if err := t.wait(ctx); err != nil {
+			if err := t.wait(ctx, s.timing.tryPatience); err != nil {
 				return false, nil, err
 			}
 			waited = true
@@ -243,7 +244,7 @@ func (s *Store) put(ctx context.Context, id holdID, name string, ttl time.Durati
 		[]clientv3.Op{clientv3.OpPut(name, id.owner, clientv3.WithLease(l.id))},
 		[]clientv3.Op{clientv3.OpGet(name)})
 	deliveries, ctx := s.kv.count(ctx)
-	resp, sent, err := s.do(ctx, putPatience, op)
+	resp, sent, err := s.do(ctx, s.timing.putPatience, op)
 	switch {
 	case isLeaseNotFound(err):
 		return core.Grant{}, err
@@ -379,7 +380,7 @@ func (s *Store) keep(ctx context.Context, name, owner string, l *lease) (renewed
 	if err != nil {
 		return false, false, err
 	}
-	if alive && s.clock().since(sent) >= shortElection {
+	if alive && s.clock().since(sent) >= s.timing.shortElection {
 		kv, err = s.reader.get(ctx, name)
 		if err != nil {
 			return false, false, err
@@ -413,7 +414,7 @@ func (s *Store) move(ctx context.Context, id holdID, name string, ttl time.Durat
 			[]clientv3.Cmp{clientv3.Compare(clientv3.ModRevision(name), "=", kv.ModRevision)},
 			[]clientv3.Op{clientv3.OpPut(name, id.owner, clientv3.WithLease(l.id))},
 			[]clientv3.Op{clientv3.OpGet(name)})
-		resp, sent, err := s.do(ctx, patience, op)
+		resp, sent, err := s.do(ctx, s.timing.patience, op)
 		switch {
 		case isLeaseNotFound(err) && tries < maxTries:
 			s.leases.forget()
@@ -493,7 +494,7 @@ func (s *Store) release(ctx context.Context, id holdID, name string) error {
 			},
 			[]clientv3.Op{clientv3.OpDelete(name)},
 			[]clientv3.Op{clientv3.OpGet(name)})
-		resp, sent, err := s.do(ctx, patience, op)
+		resp, sent, err := s.do(ctx, s.timing.patience, op)
 		if err != nil {
 			if l := s.holds.end(id, math.MaxInt64); l != nil {
 				s.reaper.revoke(l) // its holder is done with it
@@ -502,7 +503,8 @@ func (s *Store) release(ctx context.Context, id holdID, name string) error {
 		}
 		txn := resp.Txn()
 		l := s.holds.end(id, txn.Header.Revision)
-		if txn.Succeeded {
+		kv := found(txn)
+		if txn.Succeeded || sent > 1 && kv == nil { // by an earlier delivery
 			s.leases.put(l)
 			// If somebody waits here, the signal that he is about to get says
 			// so, and his try comes first: whoever has just released a key and
@@ -512,9 +514,7 @@ func (s *Store) release(ctx context.Context, id holdID, name string) error {
 			}
 			return nil
 		}
-		// Not this one any more, or an earlier delivery has deleted it. The
-		// lease, if it is still there, ends by itself.
-		kv := found(txn)
+		// Not this one any more. The lease, if it is still there, ends by itself.
 		switch {
 		case kv == nil || string(kv.Value) != id.owner || foreign(name, kv) != nil:
 			return foreign(name, kv)
@@ -528,7 +528,7 @@ func (s *Store) release(ctx context.Context, id holdID, name string) error {
 
 // revoke ends l and with it the key on it.
 func (s *Store) revoke(ctx context.Context, l *lease) error {
-	_, _, err := resend(ctx, s, patience, func(ctx context.Context) (*clientv3.LeaseRevokeResponse, error) {
+	_, _, err := resend(ctx, s, s.timing.patience, func(ctx context.Context) (*clientv3.LeaseRevokeResponse, error) {
 		return s.client.Revoke(ctx, l.id)
 	})
 	if isLeaseNotFound(err) {
@@ -540,7 +540,7 @@ func (s *Store) revoke(ctx context.Context, l *lease) error {
 // get reads a key, linearizably. nil means that there is none.
 func (s *Store) get(ctx context.Context, name string) (*mvccpb.KeyValue, error) {
 	before := s.term.Load()
-	resp, _, err := resend(ctx, s, patience, func(ctx context.Context) (*clientv3.GetResponse, error) {
+	resp, _, err := resend(ctx, s, s.timing.patience, func(ctx context.Context) (*clientv3.GetResponse, error) {
 		return s.client.Get(ctx, name)
 	})
 	if err == nil {

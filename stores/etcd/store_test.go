@@ -82,7 +82,7 @@ func TestTokenIsTheRevisionOfCreation(t *testing.T) {
 
 func TestReleasedLeaseServesTheNextKey(t *testing.T) {
 	client, w := connectOver(t, testserver.Etcd(t).URL)
-	store := open(t, client, etcdstore.Options{})
+	store := openPatient(t, client, etcdstore.Options{})
 	for i := range 10 {
 		key := random("reuse-")
 		acquire(t, store, key, "owner", ttl)
@@ -106,7 +106,7 @@ func TestReleasedLeaseServesTheNextKey(t *testing.T) {
 // then must live a whole ttl all the same.
 func TestReusedLeaseLivesAWholeTTL(t *testing.T) {
 	client, w := connectOver(t, testserver.Etcd(t).URL)
-	store := open(t, client, etcdstore.Options{})
+	store := openPatient(t, client, etcdstore.Options{})
 	key := random("reuse-")
 	acquire(t, store, key, "owner", ttl)
 	release(t, store, key, "owner")
@@ -140,7 +140,7 @@ func TestReusedLeaseLivesAWholeTTL(t *testing.T) {
 // machine is suspended, but etcd's does not.
 func TestPoolIsNotTrustedAfterASuspend(t *testing.T) {
 	client, w := connectOver(t, testserver.Etcd(t).URL)
-	store := open(t, client, etcdstore.Options{})
+	store := openPatient(t, client, etcdstore.Options{})
 	acquire(t, store, random("suspend-"), "owner", ttl)
 	key := random("suspend-")
 	acquire(t, store, key, "owner", ttl)
@@ -219,7 +219,7 @@ func TestALeaseNeverHasTwoKeys(t *testing.T) {
 
 func TestPoolIsBounded(t *testing.T) {
 	client, w := connectOver(t, testserver.Etcd(t).URL)
-	store := open(t, client, etcdstore.Options{})
+	store := openPatient(t, client, etcdstore.Options{})
 	prefix := random("pool-")
 	const keys = 2 * etcdstore.MaxIdle
 	each := func(f func(key string)) {
@@ -240,9 +240,9 @@ func TestPoolIsBounded(t *testing.T) {
 // eventually waits until ok, which is going to be true soon.
 func eventually(t testing.TB, what string, ok func() bool) {
 	t.Helper()
-	for deadline := time.Now().Add(10 * time.Second); !ok(); time.Sleep(5 * time.Millisecond) {
+	for deadline := time.Now().Add(time.Minute); !ok(); time.Sleep(5 * time.Millisecond) {
 		if time.Now().After(deadline) {
-			t.Fatalf("not within 10 s: %s", what)
+			t.Fatalf("not within a minute: %s", what)
 		}
 	}
 }
@@ -250,7 +250,7 @@ func eventually(t testing.TB, what string, ok func() bool) {
 // What an operator or a restored server may do to a lease in the pool.
 func TestPooledLeaseThatIsGone(t *testing.T) {
 	client, w := connectOver(t, testserver.Etcd(t).URL)
-	store, key := open(t, client, etcdstore.Options{}), random("gone-")
+	store, key := openPatient(t, client, etcdstore.Options{}), random("gone-")
 	for range 2 { // two in the pool
 		acquire(t, store, key+"1", "owner", ttl)
 		acquire(t, store, key+"2", "owner", ttl)
@@ -343,7 +343,7 @@ func TestLostAnswers(t *testing.T) {
 	for _, lost := range []error{errLost, resent} { // sent again by the store, by the client
 		t.Run(status.Code(lost).String(), func(t *testing.T) {
 			client, w := connectOver(t, server.URL)
-			store, key := open(t, client, etcdstore.Options{}), random("lost-")
+			store, key := openPatient(t, client, etcdstore.Options{}), random("lost-")
 
 			w.loseAnswers("put", 1, lost)
 			g := acquire(t, store, key, "owner", ttl)
@@ -393,7 +393,7 @@ func gone(t *testing.T, client *clientv3.Client, id clientv3.LeaseID) bool {
 // known kept another key alive.
 func TestLeaseOfAResentAcquireIsNotReused(t *testing.T) {
 	client, w := connectOver(t, testserver.Etcd(t).URL)
-	store, key := open(t, client, etcdstore.Options{}), random("resent-")
+	store, key := openPatient(t, client, etcdstore.Options{}), random("resent-")
 	w.loseAnswers("put", 1, errLost)
 	acquire(t, store, key, "owner", time.Minute)
 	lease := w.leases()[0]
@@ -433,7 +433,7 @@ func TestDeliveryThatTheClientOvertookIsRefused(t *testing.T) {
 				space = random("tenant-") + "/"
 				client.KV = namespace.NewKV(client.KV, space)
 			}
-			store, key := open(t, client, etcdstore.Options{}), random("overtaken-")
+			store, key := openPatient(t, client, etcdstore.Options{}), random("overtaken-")
 			var first atomic.Bool
 			var late func(context.Context) error
 			w.set(func(ctx context.Context, r request, deliver func(context.Context) error) error {
@@ -467,7 +467,7 @@ func TestDeliveryThatTheClientOvertookIsRefused(t *testing.T) {
 // The first delivery of a Release arrives when the owner has the key again.
 func TestReleaseThatIsLateSparesTheNextAcquisition(t *testing.T) {
 	client, w := connectOver(t, testserver.Etcd(t).URL)
-	store, key := open(t, client, etcdstore.Options{}), random("late-release-")
+	store, key := openPatient(t, client, etcdstore.Options{}), random("late-release-")
 	acquire(t, store, key, "owner", time.Minute)
 	var first atomic.Bool
 	var late func(context.Context) error
@@ -492,13 +492,41 @@ func TestReleaseThatIsLateSparesTheNextAcquisition(t *testing.T) {
 	release(t, store, key, "owner")
 }
 
+// The answer to a Release says that the key is gone, because an earlier delivery
+// has deleted it: the lease serves again, and the next try need not look first.
+func TestReleaseAnsweredToItsSecondDelivery(t *testing.T) {
+	client, w := connectOver(t, testserver.Etcd(t).URL)
+	store, key := open(t, client, etcdstore.Options{}), random("answered-")
+	acquire(t, store, key, "owner", time.Minute)
+	lease, _ := keyOf(t, client, key)
+	var first atomic.Bool
+	w.set(func(ctx context.Context, r request, deliver func(context.Context) error) error {
+		if r.kind == "delete" && first.CompareAndSwap(false, true) {
+			_ = deliver(ctx)
+			return w.keepWaiting(ctx)
+		}
+		return deliver(ctx)
+	})
+	release(t, store, key, "owner")
+	if pooled := etcdstore.Pooled(store); !slices.Contains(pooled, lease) {
+		t.Errorf("the pool has %x, want the released lease %x", pooled, lease)
+	}
+	etcdstore.Wait(store)
+	reads := w.reads.Load()
+	acquire(t, store, key, "owner", time.Minute)
+	if n := w.reads.Load() - reads; n != 0 {
+		t.Errorf("the next try read %d times, want 0", n)
+	}
+	release(t, store, key, "owner")
+}
+
 // An Acquire of unknown outcome, and another store has the key for its owner:
 // Release ends both.
 func TestReleaseAfterAnUnknownAcquireFreesTheKey(t *testing.T) {
 	client, w := connectOver(t, testserver.Etcd(t).URL)
-	store, key := open(t, client, etcdstore.Options{}), random("ghost-")
+	store, key := openPatient(t, client, etcdstore.Options{}), random("ghost-")
 	deliverLate := w.hold("put")
-	acquireUnknown(t, store, key, "owner")
+	acquireUnknown(t, w, store, key, "owner")
 	w.set(nil)
 	other := open(t, connect(t, testserver.Etcd(t).URL), etcdstore.Options{})
 	acquire(t, other, key, "owner", time.Minute)
@@ -517,9 +545,9 @@ func TestAcquireWhoseAnswerIsLostEndsAtOnce(t *testing.T) {
 	for _, how := range []string{"by its release", "by itself"} {
 		t.Run(how, func(t *testing.T) {
 			client, w := connectOver(t, testserver.Etcd(t).URL)
-			store, key := open(t, client, etcdstore.Options{}), random("unknown-")
+			store, key := openPatient(t, client, etcdstore.Options{}), random("unknown-")
 			w.swallowAnswers("put")
-			acquireUnknown(t, store, key, "owner")
+			acquireUnknown(t, w, store, key, "owner")
 			w.set(nil)
 			if how == "by its release" {
 				release(t, store, key, "owner")
@@ -545,9 +573,9 @@ func TestAcquireWhoseAnswerIsLostEndsAtOnce(t *testing.T) {
 // etcd executes a request long after its caller has given up and released.
 func TestLateAcquireIsRefused(t *testing.T) {
 	client, w := connectOver(t, testserver.Etcd(t).URL)
-	store, key := open(t, client, etcdstore.Options{}), random("late-")
+	store, key := openPatient(t, client, etcdstore.Options{}), random("late-")
 	deliver := w.hold("put")
-	acquireUnknown(t, store, key, "owner")
+	acquireUnknown(t, w, store, key, "owner")
 	release(t, store, key, "owner")
 	errs := deliver()
 	if len(errs) != 1 || !errors.Is(rpctypes.Error(errs[0]), rpctypes.ErrLeaseNotFound) {
@@ -562,7 +590,7 @@ func TestLateAcquireIsRefused(t *testing.T) {
 // a renewal that came later.
 func TestLateMoveIsRefused(t *testing.T) {
 	client, w := connectOver(t, testserver.Etcd(t).URL)
-	store, key := open(t, client, etcdstore.Options{}), random("late-")
+	store, key := openPatient(t, client, etcdstore.Options{}), random("late-")
 	acquire(t, store, key, "owner", time.Minute)
 	renew := func(ctx context.Context, ttl time.Duration) error {
 		renewed, err := store.Renew(ctx, key, "owner", ttl)
@@ -574,11 +602,7 @@ func TestLateMoveIsRefused(t *testing.T) {
 	late := func() (deliver func() []error) {
 		t.Helper()
 		deliver = w.hold("put")
-		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
-		defer cancel()
-		if err := renew(ctx, time.Hour); !errors.Is(err, context.DeadlineExceeded) {
-			t.Fatalf("Renew = %v, want the context's error", err)
-		}
+		w.giveUp(t, func(ctx context.Context) error { return renew(ctx, time.Hour) })
 		w.set(nil)
 		return deliver
 	}
@@ -605,14 +629,10 @@ func TestLateMoveIsRefused(t *testing.T) {
 // key does not stay for its ttl.
 func TestReleaseThatFailsIsMadeUpFor(t *testing.T) {
 	client, w := connectOver(t, testserver.Etcd(t).URL)
-	store, key := open(t, client, etcdstore.Options{}), random("release-")
+	store, key := openPatient(t, client, etcdstore.Options{}), random("release-")
 	acquire(t, store, key, "owner", time.Minute)
 	deliver := w.hold("delete")
-	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
-	defer cancel()
-	if err := store.Release(ctx, key, "owner"); !errors.Is(err, context.DeadlineExceeded) {
-		t.Fatalf("Release = %v, want the context's error", err)
-	}
+	w.giveUp(t, func(ctx context.Context) error { return store.Release(ctx, key, "owner") })
 	eventually(t, "the key is gone", func() bool {
 		lease, _ := keyOf(t, client, key)
 		return lease == 0
@@ -671,7 +691,7 @@ func TestUnansweredRequestGoesOutAgain(t *testing.T) {
 // is certain that nothing was done.
 func TestRefusedAcquireCostsNothingMore(t *testing.T) {
 	client, w := connectOver(t, testserver.Etcd(t).URL)
-	store, key := open(t, client, etcdstore.Options{}), random("refused-")
+	store, key := openPatient(t, client, etcdstore.Options{}), random("refused-")
 	w.set(func(ctx context.Context, r request, deliver func(context.Context) error) error {
 		if r.kind == "put" {
 			return rpctypes.ErrGRPCRequestTooManyRequests
@@ -695,7 +715,7 @@ func TestRefusedAcquireCostsNothingMore(t *testing.T) {
 // A hundred who wait for one key in one process send one request at a release.
 func TestOneRequestDecidesForAllWhoWait(t *testing.T) {
 	client, w := connectOver(t, testserver.Etcd(t).URL)
-	store := open(t, client, etcdstore.Options{})
+	store := openPatient(t, client, etcdstore.Options{})
 	key := random("crowd-")
 	acquire(t, store, random("warm-"), "owner", ttl)
 	const crowd = 100
@@ -731,14 +751,14 @@ func TestOneRequestDecidesForAllWhoWait(t *testing.T) {
 			won++
 		}
 	}
-	if n := w.puts.Load() - before; won != 1 || n > 5 {
-		t.Errorf("%d of %d won, with %d requests; want 1, with 1 (a few more if the machine is slow)", won, crowd, n)
+	if n := w.puts.Load() - before; won != 1 || n != 1 {
+		t.Errorf("%d of %d won, with %d requests; want 1, with 1", won, crowd, n)
 	}
 }
 
 func TestTryOnAHeldKeyReads(t *testing.T) {
 	client, w := connectOver(t, testserver.Etcd(t).URL)
-	holder, store := open(t, client, etcdstore.Options{}), open(t, client, etcdstore.Options{})
+	holder, store := openPatient(t, client, etcdstore.Options{}), openPatient(t, client, etcdstore.Options{})
 	key := random("held-")
 	acquire(t, holder, key, "holder", time.Minute)
 	try := func() bool {
@@ -927,7 +947,7 @@ func TestLeasesShowsWhoHoldsWhat(t *testing.T) {
 
 func TestManyRenewalsGoOutTogether(t *testing.T) {
 	client, w := connectOver(t, testserver.Etcd(t).URL)
-	store := open(t, client, etcdstore.Options{})
+	store := openPatient(t, client, etcdstore.Options{})
 	prefix := random("many-")
 	const keys = 10_000
 	each := func(atOnce int, f func(key string)) {
@@ -967,7 +987,7 @@ func TestNothingIsLeftOfKeysLockedOnce(t *testing.T) {
 	keys := *onceKeys
 	client := connect(t, testserver.Etcd(t).URL)
 	prefix := random("once-") + "/"
-	store := open(t, client, etcdstore.Options{Prefix: prefix})
+	store := openPatient(t, client, etcdstore.Options{Prefix: prefix})
 	before := leases(t, client)
 	var wg sync.WaitGroup
 	const atOnce = etcdstore.MaxIdle
@@ -1008,6 +1028,7 @@ func TestCloseRevokesThePoolAndSparesHolders(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	etcdstore.Wait(store)
 	key := random("close-")
 	acquire(t, store, key+"held", "owner", time.Minute)
 	acquire(t, store, key, "owner", time.Minute)

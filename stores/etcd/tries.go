@@ -114,8 +114,8 @@ func (ts *tries) free(name string) {
 }
 
 // wait waits for the end of the try, for a while.
-func (t *try) wait(ctx context.Context) error {
-	patience := time.NewTimer(tryPatience)
+func (t *try) wait(ctx context.Context, while time.Duration) error {
+	patience := time.NewTimer(while)
 	defer patience.Stop()
 	select {
 	case <-t.done:

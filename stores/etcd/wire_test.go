@@ -2,6 +2,7 @@ package etcdstore_test
 
 import (
 	"context"
+	"errors"
 	"reflect"
 	"slices"
 	"strings"
@@ -24,6 +25,7 @@ type wire struct {
 	mu    sync.Mutex
 	putOn []clientv3.LeaseID // of every put
 	rule  func(ctx context.Context, r request, deliver func(context.Context) error) error
+	stuck chan struct{} // gets a value when a caller is kept waiting
 }
 
 // request is what a rule sees of a request.
@@ -126,9 +128,43 @@ func (w *wire) swallowAnswers(kind string) {
 			return deliver(ctx)
 		}
 		_ = deliver(ctx)
-		<-ctx.Done()
-		return status.FromContextError(ctx.Err()).Err()
+		return w.keepWaiting(ctx)
 	})
+}
+
+// keepWaiting returns when the caller of a request has given up.
+func (w *wire) keepWaiting(ctx context.Context) error {
+	w.mu.Lock()
+	stuck := w.stuck
+	w.mu.Unlock()
+	select {
+	case stuck <- struct{}{}:
+	default:
+	}
+	<-ctx.Done()
+	return status.FromContextError(ctx.Err()).Err()
+}
+
+// giveUp makes a call, and gives it up when it is kept waiting by hold or
+// swallowAnswers.
+func (w *wire) giveUp(t testing.TB, call func(context.Context) error) {
+	t.Helper()
+	stuck := make(chan struct{}, 1)
+	w.mu.Lock()
+	w.stuck = stuck
+	w.mu.Unlock()
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	go func() {
+		select {
+		case <-stuck:
+			cancel()
+		case <-ctx.Done():
+		}
+	}()
+	if err := call(ctx); !errors.Is(err, context.Canceled) {
+		t.Fatalf("the call returned %v, want the context's error", err)
+	}
 }
 
 // hold keeps requests of a kind back. Their callers give up; release delivers
@@ -143,8 +179,7 @@ func (w *wire) hold(kind string) (release func() []error) {
 		mu.Lock()
 		late = append(late, r.late)
 		mu.Unlock()
-		<-ctx.Done()
-		return status.FromContextError(ctx.Err()).Err()
+		return w.keepWaiting(ctx)
 	})
 	return func() []error {
 		mu.Lock()

@@ -542,8 +542,8 @@ func (n *network) checkReleaseLate() {
 	// Now the release arrives.
 	before := n.proxy.Stats().Requests
 	trap.Deliver()
-	for n.proxy.Stats().Requests == before {
-		if n.proxy.Stats().Open == 0 {
+	for stats := n.proxy.Stats(); stats.Requests == before; stats = n.proxy.Stats() {
+		if stats.Open == 0 {
 			t.Fatal("the proxy lost a request that it held")
 		}
 		t.Sleep(time.Millisecond)

@@ -300,11 +300,18 @@ func checkHandOvers(t *T) {
 	var mu sync.Mutex
 	var released time.Time
 	var worst time.Duration
+	slow := int64(0)
+	// A machine that stands still now and then is slow now and then.
+	few := max(total/100, 3)
 	record := func(acquired, releasing time.Time) {
 		mu.Lock()
 		defer mu.Unlock()
 		if !released.IsZero() && !acquired.IsZero() {
-			worst = max(worst, acquired.Sub(released))
+			took := acquired.Sub(released)
+			worst = max(worst, took)
+			if took > poll+t.Slack() {
+				slow++
+			}
 		}
 		released = releasing
 	}
@@ -320,7 +327,7 @@ func checkHandOvers(t *T) {
 				continue
 			}
 			record(try.Answered, time.Time{})
-			if !woken && polled.Add(1) > max(total/100, 3) {
+			if !woken && polled.Add(1) > few {
 				t.MustRelease(store, key, try.Owner)
 				t.Broken(fmt.Sprintf("in %d of the first %d hand-overs there was no signal, and the next holder had to poll", polled.Load(), handOvers.Load()+1), "woken by the release")
 			}
@@ -338,8 +345,8 @@ func checkHandOvers(t *T) {
 		}
 	})
 	t.Logf("%d hand-overs between %d clients, the slowest %v", handOvers.Load(), len(clients), worst.Round(time.Microsecond))
-	if worst > poll+t.Slack() {
-		t.Retry("a hand-over took %v", worst)
+	if slow > few {
+		t.Retry("%d hand-overs took longer than a poll, the slowest %v", slow, worst)
 	}
 	if n := handOvers.Load(); n < min(total, 60) {
 		t.Retry("%d hand-overs in a minute", n) // each of them took longer than a poll

@@ -142,7 +142,12 @@ func TestKeptKeyCallsNobody(t *testing.T) {
 
 // Nobody starves: of 32 who want the key again and again, none watches many more
 // hand-overs than there are others.
-func TestUnluckiestWaiter(t *testing.T) {
+//
+// In a bubble, in which nobody goes on while another could: a machine that stops
+// one of them for a while would be taken for bad luck.
+func TestUnluckiestWaiter(t *testing.T) { bubble(t, testUnluckiestWaiter) }
+
+func testUnluckiestWaiter(t *testing.T) {
 	s := newStrategy(t, newMemory(t), core.Options{Wait: core.WaitForever})
 	const contenders, rounds = 32, 20
 	var served []int

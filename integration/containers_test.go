@@ -99,7 +99,7 @@ func TestEtcdContainer(t *testing.T) {
 		WaitingFor: wait.ForHTTP("/health").WithPort("2379/tcp").WithStartupTimeout(startUp),
 	})
 	conformance.Run(t, conformance.Config{
-		TTL: 2 * time.Second, Slack: 2 * time.Second,
+		TTL: 2 * time.Second, Slack: 4 * time.Second, // as in stores/etcd
 		Open: func(t testing.TB) core.LockStore {
 			client, err := clientv3.New(clientv3.Config{Endpoints: []string{addr}, DialTimeout: 10 * time.Second, Logger: zap.NewNop()})
 			must(t, client, err)

@@ -12,12 +12,13 @@ if ! docker info >/dev/null 2>&1; then
 			exit 1
 		fi
 		echo "containers: apt-get install docker.io"
-		{ apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends docker.io iptables; } </dev/null >/dev/null
+		{ apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq -y -o Acquire::Retries=3 -o DPkg::Lock::Timeout=120 --no-install-recommends docker.io iptables; } </dev/null >/dev/null
 	fi
 	dir=$(mktemp -d)
 	dockerd --data-root "$dir/data" --exec-root "$dir/exec" --pidfile "$dir/pid" >"$dir/log" 2>&1 &
 	daemon=$!
-	trap 'kill $daemon 2>/dev/null; wait $daemon 2>/dev/null; rm -rf "$dir"' EXIT
+	# What the clearing up meets must not be taken for the tests' answer.
+	trap 'kill $daemon 2>/dev/null || :; wait $daemon 2>/dev/null || :; rm -rf "$dir" || :' EXIT
 	tries=0
 	until docker info >/dev/null 2>&1; do
 		tries=$((tries + 1))

@@ -36,7 +36,7 @@ install() {
 }
 
 apt_get() {
-	DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends "$@" </dev/null >/dev/null
+	DEBIAN_FRONTEND=noninteractive apt-get install -qq -y -o Acquire::Retries=3 -o DPkg::Lock::Timeout=120 --no-install-recommends "$@" </dev/null >/dev/null
 }
 
 get_quick() {

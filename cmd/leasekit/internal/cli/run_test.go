@@ -203,17 +203,18 @@ func TestLossEndsTheCommand(t *testing.T) {
 	t.Parallel()
 	for _, test := range []struct {
 		name   string
+		grace  string
 		script string
 		says   string
 	}{
-		{"by SIGTERM", `trap 'echo winding down; exit 0' TERM; echo ready; while :; do sleep 0.05; done`, "winding down"},
-		{"by SIGKILL after the grace", `trap 'echo no' TERM; echo ready; while :; do sleep 0.05; done`, "no"},
-		{"also one that is stopped", `trap 'echo winding down; exit 0' TERM; echo ready; kill -STOP $$; while :; do sleep 0.05; done`, "winding down"},
+		{"by SIGTERM", "30s", `trap 'echo winding down; exit 0' TERM; echo ready; while :; do sleep 0.05; done`, "winding down"},
+		{"by SIGKILL after the grace", "2s", `trap 'echo no' TERM; echo ready; while :; do sleep 0.05; done`, "no"},
+		{"also one that is stopped", "30s", `trap 'echo winding down; exit 0' TERM; echo ready; kill -STOP $$; while :; do sleep 0.05; done`, "winding down"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			t.Parallel()
 			server := testserver.StartRedis(t)
-			p := begin(t, server.URL, "run", "--ttl", "1s", "--grace", "500ms", randomKey(), "--", "sh", "-c", test.script)
+			p := begin(t, server.URL, "run", "--ttl", "3s", "--grace", test.grace, randomKey(), "--", "sh", "-c", test.script)
 			p.out.await(t, "ready")
 			server.Pause(t)
 			defer server.Resume(t)
@@ -234,7 +235,7 @@ func TestLossWithWarnLetsTheCommandEnd(t *testing.T) {
 	t.Parallel()
 	server := testserver.StartRedis(t)
 	dir := t.TempDir()
-	p := begin(t, server.URL, "run", "--ttl", "1s", "--on-loss", "warn", randomKey(), "--", "sh", "-c",
+	p := begin(t, server.URL, "run", "--ttl", "3s", "--on-loss", "warn", randomKey(), "--", "sh", "-c",
 		`echo ready; until [ -e `+dir+`/go ]; do sleep 0.05; done; exit 4`)
 	p.out.await(t, "ready")
 	server.Pause(t)
@@ -389,9 +390,9 @@ func TestLeaseOutlivesItsTTL(t *testing.T) {
 	t.Parallel()
 	url := testserver.Redis(t).URL
 	key := randomKey()
-	p := begin(t, url, "run", "--ttl", "300ms", key, "--", "sh", "-c", "echo ready; sleep 2; exit 9")
+	p := begin(t, url, "run", "--ttl", "2s", key, "--", "sh", "-c", "echo ready; sleep 6; exit 9")
 	p.out.await(t, "ready")
-	deadline := time.Now().Add(time.Second)
+	deadline := time.Now().Add(5 * time.Second)
 	for time.Now().Before(deadline) {
 		if code, _, _ := run(t, url, "run", key, "--", "true"); code != exitHeld && p.ProcessState == nil && time.Now().Before(deadline) {
 			t.Fatalf("the key was free while the command ran: exit code %d", code)

@@ -182,7 +182,7 @@ func foreground(t *testing.T, term *terminal) {
 		}); err != nil || failed != nil {
 			t.Fatal(err, failed)
 		}
-		if group != term.Process.Pid {
+		if group != term.Process.Pid && !stopped(group) { // its leader is the command
 			return
 		}
 		if time.Now().After(end) {

@@ -56,7 +56,7 @@ kill it, let it fail over.`, exitFailure),
 	flags := cmd.Flags()
 	flags.DurationVar(&f.duration, "for", time.Minute, "how long")
 	flags.DurationVar(&f.ttl, "ttl", 0, "shortest lease (default 400ms, etcd 2s)")
-	flags.DurationVar(&f.slack, "slack", 0, "how late a lease may end (default 100ms, etcd 2.5s)")
+	flags.DurationVar(&f.slack, "slack", 0, "how late a lease may end (default 100ms, etcd 4s)")
 	flags.IntVar(&f.clients, "clients", history.DefaultClients, "clients at once")
 	flags.IntVar(&f.keys, "keys", history.DefaultKeys, "keys that they fight for at a time")
 	flags.Uint64Var(&f.seed, "seed", 0, "seed of the clients' choices (default random)")
@@ -78,7 +78,7 @@ func (a *app) torture(ctx context.Context, f tortureFlags) error {
 	}
 	if strings.HasPrefix(raw, "etcd") {
 		// etcd counts in seconds, and ends leases in a loop of its own.
-		f.ttl, f.slack = orDefault(f.ttl, 2*time.Second), orDefault(f.slack, 2500*time.Millisecond)
+		f.ttl, f.slack = orDefault(f.ttl, 2*time.Second), orDefault(f.slack, 4*time.Second)
 	}
 	plan := history.Plan{
 		Seed: f.seed, Clients: f.clients, Keys: f.keys, TTL: f.ttl, For: f.duration,

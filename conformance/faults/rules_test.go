@@ -5,10 +5,8 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"flag"
 	"fmt"
 	"net"
-	"os"
 	"strings"
 	"sync"
 	"testing"
@@ -16,6 +14,7 @@ import (
 
 	"github.com/leasekit/leasekit/conformance"
 	"github.com/leasekit/leasekit/core"
+	"github.com/leasekit/leasekit/internal/testdoc"
 	"github.com/leasekit/leasekit/stores/memory"
 )
 
@@ -396,33 +395,12 @@ func TestMutants(t *testing.T) {
 	}
 }
 
-var update = flag.Bool("update", false, "write the table of docs/conformance.md")
-
 // The document says what the tests prove.
 func TestMutantTable(t *testing.T) {
-	const file, begin, end = "../../docs/conformance.md", "<!-- begin fault mutants -->\n", "<!-- end fault mutants -->"
 	var table strings.Builder
 	table.WriteString("| mutant | a store that … | is caught by | and also fails |\n|---|---|---|---|\n")
 	for _, m := range mutants {
 		fmt.Fprintf(&table, "| %s | %s | **%s** | %s |\n", m.mistake, m.story, m.breaks[0], strings.Join(m.breaks[1:], ", "))
 	}
-	text, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
-	before, rest, ok := strings.Cut(string(text), begin)
-	_, after, ok2 := strings.Cut(rest, end)
-	if !ok || !ok2 {
-		t.Fatalf("%s lacks the marks %q and %q", file, begin, end)
-	}
-	want := before + begin + table.String() + end + after
-	switch {
-	case want == string(text):
-	case *update:
-		if err := os.WriteFile(file, []byte(want), 0o644); err != nil {
-			t.Fatal(err)
-		}
-	default:
-		t.Errorf("the table in %s is out of date: go test ./conformance/faults -run TestMutantTable -update", file)
-	}
+	testdoc.Check(t, "../../docs/conformance.md", "fault mutants", table.String())
 }

@@ -3,7 +3,6 @@ package history_test
 import (
 	"context"
 	"errors"
-	"flag"
 	"fmt"
 	"math/rand/v2"
 	"os"
@@ -16,6 +15,7 @@ import (
 
 	"github.com/leasekit/leasekit/conformance/history"
 	"github.com/leasekit/leasekit/core"
+	"github.com/leasekit/leasekit/internal/testdoc"
 )
 
 const (
@@ -384,33 +384,12 @@ func TestHonestStoresPass(t *testing.T) {
 	}
 }
 
-var update = flag.Bool("update", false, "write the table of docs/conformance.md")
-
 // The document says what the tests prove.
 func TestMutantTable(t *testing.T) {
-	const file, begin, end = "../../docs/conformance.md", "<!-- begin history mutants -->\n", "<!-- end history mutants -->"
 	var table strings.Builder
 	table.WriteString("| mutant | a store that … |\n|---|---|\n")
 	for _, m := range mutants {
 		fmt.Fprintf(&table, "| %s | %s |\n", m.mistake, m.story)
 	}
-	text, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
-	before, rest, ok := strings.Cut(string(text), begin)
-	_, after, ok2 := strings.Cut(rest, end)
-	if !ok || !ok2 {
-		t.Fatalf("%s lacks the marks %q and %q", file, begin, end)
-	}
-	want := before + begin + table.String() + end + after
-	switch {
-	case want == string(text):
-	case *update:
-		if err := os.WriteFile(file, []byte(want), 0o644); err != nil {
-			t.Fatal(err)
-		}
-	default:
-		t.Errorf("the table in %s is out of date: go test . -run TestMutantTable -update", file)
-	}
+	testdoc.Check(t, "../../docs/conformance.md", "history mutants", table.String())
 }

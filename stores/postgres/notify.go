@@ -76,7 +76,6 @@ func (s *Store) Subscribe(ctx context.Context, key string) (signals <-chan struc
 // listener owns the connection for LISTEN and what waits on it.
 type listener struct {
 	store *Store
-	mark  string
 
 	mu      sync.Mutex
 	topics  map[string]*topic // by primary key
@@ -107,7 +106,6 @@ func newAttempt() *attempt { return &attempt{done: make(chan struct{})} }
 
 func (l *listener) init(s *Store) {
 	l.store = s
-	l.mark = s.o.statement("mark")
 	l.topics = make(map[string]*topic)
 }
 
@@ -164,7 +162,7 @@ func (l *listener) subscribe(ctx context.Context, key string) (<-chan struct{}, 
 	_, err := await.Call(ctx, l.store.workers, func() (struct{}, error) {
 		for n := 1; ; n++ {
 			var ready int64
-			err := l.store.query(ctx, l.mark, markArgs([]byte(key)), func(row pgx.Rows) error {
+			err := l.store.query(ctx, l.store.sql.Load().mark, markArgs([]byte(key)), func(row pgx.Rows) error {
 				return row.Scan(&ready)
 			})
 			if err != nil || ready > 0 {
@@ -366,12 +364,23 @@ func (l *listener) listen(ctx context.Context, conn *pgx.Conn) error {
 	}
 	// Between us and the server is somebody who makes up process ids: a pooler.
 	// In session mode it passes notifications on, in transaction mode it cannot.
-	// Send one to ourselves, from another connection, to see.
+	// Send one to ourselves, from another connection, to see; and another one,
+	// because this process may have stood still.
+	err := l.echo(ctx, conn, echoTimeout/2)
+	if errors.Is(err, errPooler) {
+		err = l.echo(ctx, conn, echoTimeout)
+	}
+	return err
+}
+
+// echo sends a notification and waits until conn hears it. It returns errPooler
+// if that takes too long.
+func (l *listener) echo(ctx context.Context, conn *pgx.Conn, timeout time.Duration) error {
 	echo := "echo " + rand.Text()
 	if _, err := l.store.exec(ctx, "SELECT pg_catalog.pg_notify($1::pg_catalog.text, $2::pg_catalog.text)", l.store.channel, echo); err != nil {
 		return err
 	}
-	wait, cancel := context.WithTimeout(ctx, echoTimeout)
+	wait, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	for {
 		n, err := conn.WaitForNotification(wait)
@@ -441,7 +450,7 @@ func (l *listener) refresh(ctx context.Context, conn *pgx.Conn) error {
 	for some := range slices.Chunk(keys, refreshKeys) {
 		// That some rows are locked at the moment does not matter: there are
 		// several ticks in markLeft.
-		if _, err := conn.Exec(ctx, l.mark, append([]any{exec}, markArgs(some...)...)...); err != nil {
+		if _, err := conn.Exec(ctx, l.store.sql.Load().mark, append([]any{exec}, markArgs(some...)...)...); err != nil {
 			return err
 		}
 	}

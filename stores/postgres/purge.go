@@ -37,6 +37,7 @@ type purger struct {
 	purge string
 	setup string
 	args  []any
+	plan  []any // in front of args: have it planned each time, for the table as it is
 
 	mu       sync.Mutex
 	grants   int       // since the last step
@@ -45,6 +46,8 @@ type purger struct {
 	last     time.Time // of the last step
 	running  bool
 	closed   bool
+	grown    bool // the table was larger than somePages, and not small since
+	growths  int
 	steps    sync.WaitGroup
 }
 
@@ -57,6 +60,9 @@ func (p *purger) init(s *Store) {
 	cursor := append([]byte{0}, s.o.Prefix...)
 	low, high := span([]byte(s.o.Prefix))
 	p.args = []any{cursor, low, high, micros(s.o.Retention)}
+	if c, ok := s.db.(configured); !ok || c.Config().ConnConfig.DefaultQueryExecMode != pgx.QueryExecModeSimpleProtocol {
+		p.plan = []any{exec}
+	}
 }
 
 // granted counts an acquisition, and takes a step if one is due.
@@ -101,9 +107,13 @@ func (p *purger) step() {
 func (p *purger) walk(ctx context.Context, rows int64) (deleted int64, err error) {
 	for range 2 {
 		var found, walked int64
-		err = p.store.query(ctx, p.purge, append(slices.Clip(p.args), rows), func(row pgx.Rows) error {
-			return row.Scan(&found, &walked, &deleted)
+		var pages *int64
+		err = p.store.query(ctx, p.purge, append(slices.Concat(p.plan, p.args), rows), func(row pgx.Rows) error {
+			return row.Scan(&found, &walked, &deleted, &pages)
 		})
+		if err == nil && pages != nil {
+			p.sized(*pages)
+		}
 		if err != nil || found > 0 {
 			return deleted, err
 		}
@@ -114,6 +124,28 @@ func (p *purger) walk(ctx context.Context, rows int64) (deleted int64, err error
 		}
 	}
 	return deleted, nil
+}
+
+// A table of fewPages may be read whole instead of by its primary key, one of
+// somePages is not: a page costs PostgreSQL's planner 1, a row by its key 8.
+const (
+	fewPages  = 8
+	somePages = 16
+)
+
+// sized has the store's statements prepared again if the table has grown out of
+// the size at which they may have been.
+func (p *purger) sized(pages int64) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	switch {
+	case pages <= fewPages:
+		p.grown = false
+	case pages >= somePages && !p.grown:
+		p.grown = true
+		p.growths++
+		p.store.sql.Store(p.store.o.statements(p.growths))
+	}
 }
 
 // close waits for a running step, and lets no other begin.

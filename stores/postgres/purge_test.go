@@ -4,10 +4,12 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
+	"strings"
 	"sync"
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/leasekit/leasekit/core"
@@ -86,6 +88,62 @@ func TestHundredThousandKeysLockedOnce(t *testing.T) {
 	_ = stores[0].Close() // waits for a step that may run
 	if n := value[int](t, pool, "SELECT count(*) FROM "+table(o)); n != 2 {
 		t.Errorf("%d rows, want 2: the key in use and the cursor", n)
+	}
+}
+
+// Statements that were prepared while the table had one page, which is read whole
+// then, are prepared again when it has grown, though nobody analyzes it.
+func TestStatementsArePlannedForTheTableAsItIs(t *testing.T) {
+	pool := newPool(t, testserver.StartPostgres(t, "-c", "autovacuum=off").URL, maxConns(1))
+	o := newTable(t, pool)
+	store := newStore(t, pool, o)
+	rounds := func(n int) {
+		t.Helper()
+		for range n { // from the sixth on a plan is kept
+			mustAcquire(t, store, "key", "owner", long)
+			mustRenew(t, store, "key", "owner", long, true)
+			mustRelease(t, store, "key", "owner")
+		}
+	}
+	query := func(sql string) []string {
+		t.Helper()
+		rows, err := pool.Query(t.Context(), sql, pgx.QueryExecModeSimpleProtocol)
+		if err != nil {
+			t.Fatal(err)
+		}
+		lines, err := pgx.CollectRows(rows, pgx.RowTo[string])
+		if err != nil {
+			t.Fatal(err)
+		}
+		return lines
+	}
+	// plans returns the plans of acquire, renew and release that the pool's
+	// connection has kept.
+	plans := func(number int) string {
+		t.Helper()
+		explain := query(fmt.Sprintf(`
+			SELECT format('EXPLAIN EXECUTE %%I (%%s)', name, array_to_string(array_fill('NULL'::text, ARRAY[cardinality(parameter_types)]), ','))
+			FROM pg_prepared_statements WHERE statement LIKE '%%/* %d */'`, number))
+		if len(explain) != 3 {
+			t.Fatalf("%d statements of number %d are prepared, want 3", len(explain), number)
+		}
+		var all []string
+		for _, sql := range explain {
+			all = append(all, query(sql)...)
+		}
+		return strings.Join(all, "\n")
+	}
+	mustAcquire(t, store, "key", "owner", long)
+	mustRelease(t, store, "key", "owner")
+	mustExec(t, pool, "VACUUM ANALYZE "+table(o))
+	rounds(20)
+	if !strings.Contains(plans(0), "Seq Scan") {
+		t.Log("this server does not read a table of one page whole: the test shows nothing")
+	}
+	mustExec(t, pool, "INSERT INTO "+table(o)+" SELECT convert_to('key ' || n, 'UTF8'), 'owner', n, 'infinity' FROM generate_series(1, 20000) AS n")
+	rounds(200) // a purge step sees it
+	if plans := plans(1); strings.Contains(plans, "Seq Scan") {
+		t.Errorf("a call reads the whole table of 20,000 rows:\n%s", plans)
 	}
 }
 

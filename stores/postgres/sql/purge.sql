@@ -11,6 +11,7 @@
 --                    or another purge has locked it
 --   walked   bigint  rows looked at
 --   deleted  bigint  rows deleted
+--   pages    bigint  size of the table, null if found is 0
 --
 -- The cursor is kept in the table, in the owner of a row whose key no user can
 -- have (it begins with a NUL byte), so that programs which acquire one lease in
@@ -23,7 +24,7 @@
 -- so tokens go on growing; acquire.sql tells what the second is for. Nothing
 -- waits for a row lock.
 WITH here AS MATERIALIZED (
-	SELECT c.owner AS key
+	SELECT c.owner AS key, c.tableoid AS relation
 	FROM {table} AS c
 	WHERE c.key = $1::pg_catalog.bytea
 	FOR NO KEY UPDATE SKIP LOCKED
@@ -62,4 +63,5 @@ WITH here AS MATERIALIZED (
 )
 SELECT (SELECT pg_catalog.count(*) FROM here) AS found,
 	(SELECT pg_catalog.count(*) FROM walk) AS walked,
-	(SELECT pg_catalog.count(*) FROM gone) AS deleted
+	(SELECT pg_catalog.count(*) FROM gone) AS deleted,
+	(SELECT pg_catalog.pg_relation_size(h.relation) / pg_catalog.current_setting('block_size')::bigint FROM here AS h) AS pages

@@ -160,26 +160,34 @@ func checkContextEndsInSilence(t *T) {
 	resume := sync.OnceFunc(t.Config.Pause(t.rec))
 	defer resume()
 	for _, m := range t.methods() {
-		const calls = 9
-		lates := make([]time.Duration, calls)
-		answered := make([]bool, calls)
-		t.Go(calls, func(i int) {
-			var stalled bool
-			var err error
-			for range maxAttempts { // a stall is not the store's fault
-				lates[i], stalled, err = interrupted(t, 100*time.Millisecond, func(ctx context.Context) error { return m.call(ctx, store, lease) })
-				if !stalled {
-					break
-				}
+		// The quickest of several sets: one may meet a stall, which is not the
+		// store's fault, and which its observers need not have met.
+		const sets, calls = 3, 9
+		quickest := time.Duration(-1)
+		for set := 0; set < sets && (quickest < 0 || quickest > endBound); set++ {
+			lates := make([]time.Duration, calls)
+			stalled, answered := make([]bool, calls), make([]bool, calls)
+			t.Go(calls, func(i int) {
+				var err error
+				lates[i], stalled[i], err = interrupted(t, 100*time.Millisecond, func(ctx context.Context) error { return m.call(ctx, store, lease) })
+				answered[i] = err == nil
+			})
+			if slices.Contains(answered, true) {
+				t.Fatalf("%s was answered: Config.Pause does not silence the server", m.name)
 			}
-			answered[i] = err == nil
-		})
-		if slices.Contains(answered, true) {
-			t.Fatalf("%s was answered: Config.Pause does not silence the server", m.name)
+			if slices.Contains(stalled, true) {
+				continue
+			}
+			slices.Sort(lates)
+			if median := lates[calls/2]; quickest < 0 || median < quickest {
+				quickest = median
+			}
 		}
-		slices.Sort(lates)
-		if median := lates[calls/2]; median > endBound {
-			t.Broken(fmt.Sprintf("%s returned %v after the end of ctx, while the server was silent", m.name, median.Round(time.Millisecond)),
+		switch {
+		case quickest < 0:
+			t.Retry("each time %s was called the machine was too slow to notice the end of a context", m.name)
+		case quickest > endBound:
+			t.Broken(fmt.Sprintf("%s returned %v after the end of ctx, while the server was silent", m.name, quickest.Round(time.Millisecond)),
 				fmt.Sprintf("at most %v", endBound))
 		}
 	}

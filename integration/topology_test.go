@@ -111,7 +111,7 @@ type hold struct {
 // holder renews and goes on writing, and the history is linearizable.
 func (h hold) kept(t *testing.T) {
 	t.Helper()
-	recorder, lease, protected, grant, renewed := h.tell(t)
+	recorder, lease, protected, grant, renewed := h.tell(t, false)
 	if grant.Acquired {
 		t.Fatalf("the rival got token %d while the lease of token %d is alive", grant.Token, lease.Token())
 	}
@@ -148,7 +148,7 @@ func (h hold) kept(t *testing.T) {
 func (h hold) lost(t *testing.T) {
 	t.Helper()
 	began := time.Now()
-	recorder, lease, protected, grant, _ := h.tell(t)
+	recorder, lease, protected, grant, _ := h.tell(t, true)
 	took := time.Since(began)
 	if !grant.Acquired {
 		t.Fatalf("the rival was refused (%+v): the fault did not lose the lease, so that this test shows nothing", grant)
@@ -183,14 +183,36 @@ func (h hold) lost(t *testing.T) {
 	outcome(t, h.topology, h.fault, "NOT linearizable: two holders; the successor's token is greater, the late write was refused, the holder got ErrLost")
 }
 
+// lateRenewals is a store whose renewals wait until told is closed.
+type lateRenewals struct {
+	core.LockStore
+	told <-chan struct{}
+}
+
+func (s lateRenewals) Renew(ctx context.Context, key, owner string, ttl time.Duration) (bool, error) {
+	select {
+	case <-s.told:
+		return s.LockStore.Renew(ctx, key, owner, ttl)
+	case <-ctx.Done():
+		return false, ctx.Err()
+	}
+}
+
 // tell lets the holder acquire and write once, strikes, and returns the rival's
-// answer. renewed has a value when the holder has renewed after that.
-func (h hold) tell(t *testing.T) (recorder *history.Recorder, lease *core.Lease, protected *resource, grant core.Grant, renewed chan struct{}) {
+// answer. renewed has a value when the holder has renewed after that. If the
+// holder is to be late, its renewals wait until then: they would tell it first
+// if the fault takes its time.
+func (h hold) tell(t *testing.T, late bool) (recorder *history.Recorder, lease *core.Lease, protected *resource, grant core.Grant, renewed chan struct{}) {
 	t.Helper()
 	recorder, protected = history.NewRecorder(), new(resource)
 	var answered atomic.Bool
 	renewed = make(chan struct{}, 1)
-	strategy, err := core.NewStrategy(recorder.Record(h.holder, 0), core.Options{
+	told := make(chan struct{})
+	holder := recorder.Record(h.holder, 0)
+	if late {
+		holder = lateRenewals{holder, told}
+	}
+	strategy, err := core.NewStrategy(holder, core.Options{
 		TTL:    h.ttl,
 		Logger: slog.New(slog.DiscardHandler),
 		Hooks: core.Hooks{Renewed: func(context.Context, core.Event) {
@@ -212,6 +234,7 @@ func (h hold) tell(t *testing.T) (recorder *history.Recorder, lease *core.Lease,
 	h.strike(key, lease.Token())
 	grant, _ = acquire(t, recorder.Record(h.rival, 1), key, h.ttl)
 	answered.Store(true)
+	close(told)
 	if h.settle != nil {
 		h.settle()
 	}

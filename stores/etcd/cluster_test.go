@@ -136,7 +136,7 @@ func TestLeaderThatContinuesRevokesNothing(t *testing.T) {
 	}
 	client := connectWith(t, clientv3.Config{Endpoints: others})
 	store := open(t, client, etcdstore.Options{})
-	const leaseTTL, keys = 2 * time.Second, 20
+	const leaseTTL, keys = 5 * time.Second, 20
 	type held struct {
 		key   string
 		token int64

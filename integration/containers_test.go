@@ -3,6 +3,7 @@ package integration
 import (
 	"context"
 	"os"
+	"slices"
 	"testing"
 	"time"
 
@@ -18,53 +19,46 @@ import (
 
 	"github.com/leasekit/leasekit/conformance"
 	"github.com/leasekit/leasekit/core"
+	"github.com/leasekit/leasekit/internal/testserver/images"
 	etcdstore "github.com/leasekit/leasekit/stores/etcd"
 	mongostore "github.com/leasekit/leasekit/stores/mongo"
 	pgstore "github.com/leasekit/leasekit/stores/postgres"
 	redisstore "github.com/leasekit/leasekit/stores/redis"
 )
 
-// The images that are used unless a variable names another: a mirror, or one
-// that tools/images.sh has made.
-const (
-	redisImage    = "redis:7.4.2"                         // LEASEKIT_REDIS_IMAGE
-	etcdImage     = "gcr.io/etcd-development/etcd:v3.6.5" // LEASEKIT_ETCD_IMAGE
-	postgresImage = "postgres:17.4"                       // LEASEKIT_POSTGRES_IMAGE
-	mongoImage    = "mongo:8.0.5"                         // LEASEKIT_MONGO_IMAGE
-	startUp       = 2 * time.Minute
-)
+const startUp = 2 * time.Minute
 
-// start starts a container and returns host:port of one of its ports. It is
-// skipped unless LEASEKIT_CONTAINERS is set: pulling images is nobody's wish who
+// start starts a container and returns host:port of its server. It is skipped unless LEASEKIT_CONTAINERS is set: pulling images is nobody's wish who
 // just runs all tests.
 //
 //	make containers                                           # images made here
 //	LEASEKIT_CONTAINERS=1 go test ./integration -run Container  # pulled ones
-func start(t *testing.T, image, port string, req testcontainers.ContainerRequest) string {
+func start(t *testing.T, image images.Image, ready wait.Strategy) string {
 	t.Helper()
 	if os.Getenv("LEASEKIT_CONTAINERS") == "" {
 		t.Skip("needs Docker and images: run make containers, or set LEASEKIT_CONTAINERS=1 to have them pulled")
 	}
-	req.Image = image
-	req.ExposedPorts = []string{port}
+	port := image.Port + "/tcp"
+	req := testcontainers.ContainerRequest{
+		Image: image.Name(), Env: image.Env, Cmd: image.Cmd,
+		ExposedPorts: []string{port}, WaitingFor: ready,
+	}
 	c, err := testcontainers.GenericContainer(t.Context(), testcontainers.GenericContainerRequest{ContainerRequest: req, Started: true})
 	testcontainers.CleanupContainer(t, c)
 	if err != nil {
-		t.Fatalf("%s: %v", image, err)
+		t.Fatalf("%s: %v", image.Name(), err)
 	}
 	addr, err := c.PortEndpoint(t.Context(), port, "")
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Logf("%s at %s", image, addr)
+	t.Logf("%s at %s", image.Name(), addr)
 	return addr
 }
 
-func image(name, otherwise string) string {
-	if image := os.Getenv(name); image != "" {
-		return image
-	}
-	return otherwise
+// listens waits until the image's server can be connected to.
+func listens(image images.Image) wait.Strategy {
+	return wait.ForListeningPort(image.Port + "/tcp").SkipInternalCheck().WithStartupTimeout(startUp)
 }
 
 func must[T any](t testing.TB, value T, err error) T {
@@ -76,10 +70,7 @@ func must[T any](t testing.TB, value T, err error) T {
 }
 
 func TestRedisContainer(t *testing.T) {
-	addr := start(t, image("LEASEKIT_REDIS_IMAGE", redisImage), "6379/tcp", testcontainers.ContainerRequest{
-		Cmd:        []string{"redis-server", "--save", "", "--protected-mode", "no"},
-		WaitingFor: wait.ForListeningPort("6379/tcp").SkipInternalCheck().WithStartupTimeout(startUp),
-	})
+	addr := start(t, images.Redis, listens(images.Redis))
 	conformance.Run(t, conformance.Config{Open: func(t testing.TB) core.LockStore {
 		client := redis.NewClient(&redis.Options{Addr: addr})
 		t.Cleanup(func() { client.Close() })
@@ -91,13 +82,7 @@ func TestRedisContainer(t *testing.T) {
 }
 
 func TestEtcdContainer(t *testing.T) {
-	addr := start(t, image("LEASEKIT_ETCD_IMAGE", etcdImage), "2379/tcp", testcontainers.ContainerRequest{
-		Cmd: []string{
-			"/usr/local/bin/etcd", "--data-dir=/tmp/data",
-			"--listen-client-urls=http://0.0.0.0:2379", "--advertise-client-urls=http://127.0.0.1:2379",
-		},
-		WaitingFor: wait.ForHTTP("/health").WithPort("2379/tcp").WithStartupTimeout(startUp),
-	})
+	addr := start(t, images.Etcd, wait.ForHTTP("/health").WithPort("2379/tcp").WithStartupTimeout(startUp))
 	conformance.Run(t, conformance.Config{
 		TTL: 2 * time.Second, Slack: 4 * time.Second, // as in stores/etcd
 		Open: func(t testing.TB) core.LockStore {
@@ -113,13 +98,9 @@ func TestEtcdContainer(t *testing.T) {
 }
 
 func TestPostgresContainer(t *testing.T) {
-	addr := start(t, image("LEASEKIT_POSTGRES_IMAGE", postgresImage), "5432/tcp", testcontainers.ContainerRequest{
-		Env: map[string]string{"POSTGRES_HOST_AUTH_METHOD": "trust"},
-		WaitingFor: wait.ForAll(
-			wait.ForLog("database system is ready to accept connections"),
-			wait.ForListeningPort("5432/tcp").SkipInternalCheck(),
-		).WithDeadline(startUp),
-	})
+	addr := start(t, images.Postgres, wait.ForAll(
+		wait.ForLog("database system is ready to accept connections").WithStartupTimeout(startUp),
+		listens(images.Postgres)))
 	connect := func(t testing.TB) *pgxpool.Pool {
 		pool, err := pgxpool.New(context.Background(), "postgres://postgres@"+addr+"/postgres?sslmode=disable")
 		must(t, pool, err)
@@ -146,10 +127,9 @@ func TestPostgresContainer(t *testing.T) {
 }
 
 func TestMongoContainer(t *testing.T) {
-	addr := start(t, image("LEASEKIT_MONGO_IMAGE", mongoImage), "27017/tcp", testcontainers.ContainerRequest{
-		Cmd:        []string{"mongod", "--replSet", "rs0", "--bind_ip_all"},
-		WaitingFor: wait.ForListeningPort("27017/tcp").SkipInternalCheck().WithStartupTimeout(startUp),
-	})
+	replica := images.Mongo
+	replica.Cmd = append(slices.Clone(replica.Cmd), "--replSet", "rs0")
+	addr := start(t, replica, listens(replica))
 	connect := func(t testing.TB) *mongo.Client {
 		client, err := mongo.Connect(options.Client().ApplyURI("mongodb://" + addr + "/?directConnection=true"))
 		must(t, client, err)

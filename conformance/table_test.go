@@ -52,26 +52,29 @@ func TestMutantTable(t *testing.T) {
 	rows := make([]string, len(mutants))
 	var mu sync.Mutex
 	broke := make(map[string]bool) // rules
+	row := func(t *testing.T, m mutant) string {
+		var others []string
+		for _, o := range failing(t, m.name) {
+			if o.status == broken {
+				mu.Lock()
+				broke[o.rule.Name] = true
+				mu.Unlock()
+			}
+			if o.rule.Name != m.rule && !slices.Contains(m.sometimes, o.rule.Name) {
+				others = append(others, o.rule.Name)
+			}
+		}
+		for _, rule := range m.sometimes {
+			others = append(others, "at times "+rule)
+		}
+		return fmt.Sprintf("| %s | %s | **%s** | %s |\n", m.name, m.story, m.rule, strings.Join(others, ", "))
+	}
 	t.Run("mutants", func(t *testing.T) {
 		for i, m := range mutants {
 			t.Run(m.name, func(t *testing.T) {
 				t.Parallel()
 				for range 3 {
-					var others []string
-					for _, o := range failing(t, m.name) {
-						if o.status == broken {
-							mu.Lock()
-							broke[o.rule.Name] = true
-							mu.Unlock()
-						}
-						if o.rule.Name != m.rule && !slices.Contains(m.sometimes, o.rule.Name) {
-							others = append(others, o.rule.Name)
-						}
-					}
-					for _, rule := range m.sometimes {
-						others = append(others, "at times "+rule)
-					}
-					rows[i] = fmt.Sprintf("| %s | %s | **%s** | %s |\n", m.name, m.story, m.rule, strings.Join(others, ", "))
+					rows[i] = row(t, m)
 					if strings.Contains(string(text), rows[i]) {
 						return
 					}

@@ -28,8 +28,9 @@ import (
 
 const startUp = 2 * time.Minute
 
-// start starts a container and returns host:port of its server. It is skipped unless LEASEKIT_CONTAINERS is set: pulling images is nobody's wish who
-// just runs all tests.
+// start starts a container and returns host:port of its server. It is skipped
+// unless LEASEKIT_CONTAINERS is set: pulling images is nobody's wish who just
+// runs all tests.
 //
 //	make containers                                           # images made here
 //	LEASEKIT_CONTAINERS=1 go test ./integration -run Container  # pulled ones

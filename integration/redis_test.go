@@ -48,20 +48,21 @@ func redisStore(t testing.TB, client *redis.Client) *redisstore.Store {
 	return store
 }
 
-// redisPair starts a master, and a replica that reaches it through network.
-func redisPair(t testing.TB) (master, replica *testserver.Server, network *faults.Proxy) {
+// redisPair starts a master, and a replica, with a client, that reaches it
+// through network.
+func redisPair(t testing.TB) (master, replica *testserver.Server, onReplica *redis.Client, network *faults.Proxy) {
 	t.Helper()
 	master = testserver.StartRedis(t, "--repl-diskless-sync-delay", "0")
 	replica = testserver.StartRedis(t)
 	network = faults.NewProxy(t, master.Addr)
-	onReplica, _ := redisAt(t, replica.Addr)
+	onReplica, _ = redisAt(t, replica.Addr)
 	host, port, err := net.SplitHostPort(network.Addr())
 	check(t, err)
 	check(t, onReplica.Do(t.Context(), "REPLICAOF", host, port).Err())
 	eventually(t, "replicating", func() bool {
 		return strings.Contains(onReplica.Info(t.Context(), "replication").Val(), "master_link_status:up")
 	})
-	return master, replica, network
+	return master, replica, onReplica, network
 }
 
 // A master with a replica, which replication reaches through a network that can
@@ -76,8 +77,7 @@ func TestRedisAsyncFailover(t *testing.T) {
 		{"replica up to date", "master killed -9 after it replicated the grant, replica promoted", false},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			master, replica, network := redisPair(t)
-			onReplica, _ := redisAt(t, replica.Addr)
+			master, replica, onReplica, network := redisPair(t)
 
 			at := new(current)
 			at.set(master.Addr)
@@ -109,8 +109,7 @@ func TestRedisAsyncFailover(t *testing.T) {
 
 // The master is not dead but cut off, and its clients with it: both sides grant.
 func TestRedisSplitBrain(t *testing.T) {
-	master, replica, network := redisPair(t)
-	onReplica, _ := redisAt(t, replica.Addr)
+	master, replica, onReplica, network := redisPair(t)
 	onMaster, at := redisAt(t, master.Addr)
 	network.Set(faults.Blackhole())
 	hold{

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"log/slog"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -205,9 +204,8 @@ func (s lateRenewals) Renew(ctx context.Context, key, owner string, ttl time.Dur
 func (h hold) tell(t *testing.T, late bool) (recorder *history.Recorder, lease *core.Lease, protected *resource, grant core.Grant, renewed chan struct{}) {
 	t.Helper()
 	recorder, protected = history.NewRecorder(), new(resource)
-	var answered atomic.Bool
 	renewed = make(chan struct{}, 1)
-	told := make(chan struct{})
+	told := make(chan struct{}) // closed when the rival has its answer
 	holder := recorder.Record(h.holder, 0)
 	if late {
 		holder = lateRenewals{holder, told}
@@ -216,11 +214,14 @@ func (h hold) tell(t *testing.T, late bool) (recorder *history.Recorder, lease *
 		TTL:    h.ttl,
 		Logger: slog.New(slog.DiscardHandler),
 		Hooks: core.Hooks{Renewed: func(context.Context, core.Event) {
-			if answered.Load() {
-				select {
-				case renewed <- struct{}{}:
-				default:
-				}
+			select {
+			case <-told:
+			default:
+				return
+			}
+			select {
+			case renewed <- struct{}{}:
+			default:
 			}
 		}},
 	})
@@ -233,7 +234,6 @@ func (h hold) tell(t *testing.T, late bool) (recorder *history.Recorder, lease *
 	}
 	h.strike(key, lease.Token())
 	grant, _ = acquire(t, recorder.Record(h.rival, 1), key, h.ttl)
-	answered.Store(true)
 	close(told)
 	if h.settle != nil {
 		h.settle()

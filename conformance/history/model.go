@@ -167,41 +167,27 @@ func (m *model) meanwhile(s *state, p possibility, until time.Duration) []possib
 	for looked := 0; looked < len(all); { // what follows from each may be followed by more
 		p := all[looked]
 		looked++
-		if p.isFree() {
-			for _, st := range s.pending {
-				used, ok := st.use(p.used)
-				if !ok {
-					continue
-				}
-				if st.Kind == Renew && m.relax == expiredRenews && p.owner == -st.Owner {
-					q := m.untold(p, st, until)
-					q.used = used
-					add(q)
-				}
-				if st.Kind == Acquire {
-					q := m.untold(p, st, until)
-					// The store may take back at any time what it told nobody
-					// of: etcd's revokes the lease of a call that it gave up.
-					q.earliest = q.at
-					q.used = used
-					add(q)
-				}
-			}
-			continue
-		}
 		for _, st := range s.pending {
 			if st.Owner == p.owner && st.Kind == Release {
 				add(p.vacated(p.at))
 			}
+			used, ok := st.use(p.used)
+			if !ok {
+				continue
+			}
 			for _, owner := range m.executed(p, st) {
-				if used, ok := st.use(p.used); ok {
-					q := m.untold(p, st, until)
-					q.owner, q.used = owner, used
-					add(q)
+				q := m.untold(p, st, until)
+				q.owner, q.used = owner, used
+				if st.Kind == Acquire && p.isFree() {
+					// The store may take back at any time what it told nobody
+					// of: etcd's revokes the lease of a call that it gave up.
+					q.earliest = q.at
 				}
+				add(q)
 			}
 		}
 		switch {
+		case p.isFree(): // there is no lease to end
 		case m.relax == earlyExpiry:
 			add(p.vacated(p.at))
 		case p.earliest <= until:
@@ -215,11 +201,16 @@ func (m *model) meanwhile(s *state, p possibility, until time.Duration) []possib
 	return all
 }
 
-// executed returns the owners whose lease the one of p can become when the
-// server executes a pending step that is no release.
+// executed returns the owners who can have a lease when the server has executed,
+// in p, a pending step that is no release.
 func (m *model) executed(p possibility, st *step) []int {
 	mine := p.owner == st.Owner
 	switch {
+	case p.isFree():
+		if st.Kind == Acquire || st.Kind == Renew && m.relax == expiredRenews && p.owner == -st.Owner {
+			return []int{st.Owner}
+		}
+		return nil
 	case !m.mayLive(p):
 		return nil
 	case st.Kind == Renew && mine, st.Kind == Acquire && mine && m.relax == reentry:

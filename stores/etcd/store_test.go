@@ -9,7 +9,6 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -444,17 +443,13 @@ func TestDeliveryThatTheClientOvertookIsRefused(t *testing.T) {
 				client.KV = namespace.NewKV(client.KV, space)
 			}
 			store, key := openPatient(t, client, etcdstore.Options{}), random("overtaken-")
-			var first atomic.Bool
 			var late func(context.Context) error
-			w.set(func(ctx context.Context, r request, deliver func(context.Context) error) error {
-				if r.kind == "put" && first.CompareAndSwap(false, true) {
-					gone, cancel := context.WithCancel(ctx)
-					cancel()
-					_ = deliver(gone) // it is a request like any other for the client
-					late = r.late
-					return status.Error(codes.Canceled, "proxy: upstream took too long")
-				}
-				return deliver(ctx)
+			w.onFirst("put", func(ctx context.Context, r request, deliver func(context.Context) error) error {
+				gone, cancel := context.WithCancel(ctx)
+				cancel()
+				_ = deliver(gone) // it is a request like any other for the client
+				late = r.late
+				return status.Error(codes.Canceled, "proxy: upstream took too long")
 			})
 			acquire(t, store, key, "owner", time.Minute)
 			lease := w.leases()[0]
@@ -479,14 +474,10 @@ func TestReleaseThatIsLateSparesTheNextAcquisition(t *testing.T) {
 	client, w := connectOver(t, testserver.Etcd(t).URL)
 	store, key := openPatient(t, client, etcdstore.Options{}), random("late-release-")
 	acquire(t, store, key, "owner", time.Minute)
-	var first atomic.Bool
 	var late func(context.Context) error
-	w.set(func(ctx context.Context, r request, deliver func(context.Context) error) error {
-		if r.kind == "delete" && first.CompareAndSwap(false, true) {
-			late = r.late
-			return errLost
-		}
-		return deliver(ctx)
+	w.onFirst("delete", func(_ context.Context, r request, _ func(context.Context) error) error {
+		late = r.late
+		return errLost
 	})
 	release(t, store, key, "owner")
 	if late == nil || w.deletes.Load() != 2 {
@@ -509,13 +500,9 @@ func TestReleaseAnsweredToItsSecondDelivery(t *testing.T) {
 	store, key := open(t, client, etcdstore.Options{}), random("answered-")
 	acquire(t, store, key, "owner", time.Minute)
 	lease, _ := keyOf(t, client, key)
-	var first atomic.Bool
-	w.set(func(ctx context.Context, r request, deliver func(context.Context) error) error {
-		if r.kind == "delete" && first.CompareAndSwap(false, true) {
-			_ = deliver(ctx)
-			return w.keepWaiting(ctx)
-		}
-		return deliver(ctx)
+	w.onFirst("delete", func(ctx context.Context, _ request, deliver func(context.Context) error) error {
+		_ = deliver(ctx)
+		return w.keepWaiting(ctx)
 	})
 	release(t, store, key, "owner")
 	if pooled := etcdstore.Pooled(store); !slices.Contains(pooled, lease) {
@@ -661,17 +648,6 @@ func TestReleaseThatFailsIsMadeUpFor(t *testing.T) {
 func TestUnansweredRequestGoesOutAgain(t *testing.T) {
 	client, w := connectOver(t, testserver.Etcd(t).URL)
 	store, key := open(t, client, etcdstore.Options{}), random("silent-")
-	silent := func(kind string) (waited func() bool) {
-		var first atomic.Bool
-		w.set(func(ctx context.Context, r request, deliver func(context.Context) error) error {
-			if r.kind == kind && first.CompareAndSwap(false, true) {
-				<-ctx.Done()
-				return status.FromContextError(ctx.Err()).Err()
-			}
-			return deliver(ctx)
-		})
-		return first.Load
-	}
 	for _, step := range []struct {
 		kind string
 		do   func()
@@ -685,7 +661,9 @@ func TestUnansweredRequestGoesOutAgain(t *testing.T) {
 		{"delete", func() { release(t, store, key, "owner") }},
 		{"put", func() { acquire(t, store, key, "owner", ttl) }},
 	} {
-		waited := silent(step.kind)
+		waited := w.onFirst(step.kind, func(ctx context.Context, _ request, _ func(context.Context) error) error {
+			return w.keepWaiting(ctx)
+		})
 		step.do()
 		if !waited() {
 			t.Errorf("no %s was sent", step.kind)

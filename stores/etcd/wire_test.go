@@ -120,6 +120,19 @@ func (w *wire) loseAnswers(kind string, n int64, lost error) {
 	})
 }
 
+// onFirst makes rule decide what becomes of the next request of a kind, and
+// delivers all others. met tells whether there was one.
+func (w *wire) onFirst(kind string, rule func(ctx context.Context, r request, deliver func(context.Context) error) error) (met func() bool) {
+	var first atomic.Bool
+	w.set(func(ctx context.Context, r request, deliver func(context.Context) error) error {
+		if r.kind == kind && first.CompareAndSwap(false, true) {
+			return rule(ctx, r, deliver)
+		}
+		return deliver(ctx)
+	})
+	return first.Load
+}
+
 // swallowAnswers delivers requests of a kind, and then says nothing until the
 // caller gives up.
 func (w *wire) swallowAnswers(kind string) {

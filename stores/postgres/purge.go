@@ -106,16 +106,16 @@ func (p *purger) step() {
 // walk looks at the next rows, and returns how many it deleted.
 func (p *purger) walk(ctx context.Context, rows int64) (deleted int64, err error) {
 	for range 2 {
-		var found, walked int64
-		var pages *int64
+		var found, walked, pages int64
 		err = p.store.query(ctx, p.purge, append(slices.Concat(p.plan, p.args), rows), func(row pgx.Rows) error {
 			return row.Scan(&found, &walked, &deleted, &pages)
 		})
-		if err == nil && pages != nil {
-			p.sized(*pages)
+		if err != nil {
+			return 0, err
 		}
-		if err != nil || found > 0 {
-			return deleted, err
+		if found > 0 {
+			p.sized(pages)
+			return deleted, nil
 		}
 		// There is no cursor yet, or another step has locked it; then so be it.
 		n, err := p.store.exec(ctx, p.setup, p.args[:2]...)

@@ -255,6 +255,18 @@ func (r *recording) last() []any {
 	return slices.Clone(r.cmd)
 }
 
+// endsWhen returns a context that ends when seen is true, or after 10 s.
+func endsWhen(t *testing.T, seen func(ctx context.Context) bool) (context.Context, context.CancelFunc) {
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	go func() {
+		for ctx.Err() == nil && !seen(ctx) {
+			time.Sleep(time.Millisecond)
+		}
+		cancel()
+	}()
+	return ctx, cancel
+}
+
 // An acquire whose reply was lost has taken the lease. Its owner's Release frees
 // the key at once, not after the ttl.
 func TestReleaseUndoesAcquireWithoutReply(t *testing.T) {
@@ -272,14 +284,10 @@ func TestReleaseUndoesAcquireWithoutReply(t *testing.T) {
 		newWarmStore(t, server.Addr)
 
 		p.set(pass, fault.mode)
-		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 		client := connect(t, server.Addr, nil)
-		go func() {
-			for ctx.Err() == nil && client.HGet(ctx, redisstore.DefaultPrefix+key, "owner").Val() != "me" {
-				time.Sleep(time.Millisecond)
-			}
-			cancel() // the server has executed it
-		}()
+		ctx, cancel := endsWhen(t, func(ctx context.Context) bool { // the server has executed it
+			return client.HGet(ctx, redisstore.DefaultPrefix+key, "owner").Val() == "me"
+		})
 		grant, err := store.Acquire(ctx, key, "me", time.Hour)
 		cancel()
 		if err == nil {
@@ -313,14 +321,8 @@ func TestLateAcquireEndsByItself(t *testing.T) {
 
 	const ttl = 300 * time.Millisecond
 	p.set(hold, pass)
-	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	ctx, cancel := endsWhen(t, func(context.Context) bool { return p.holding() })
 	defer cancel()
-	go func() {
-		for ctx.Err() == nil && !p.holding() {
-			time.Sleep(time.Millisecond)
-		}
-		cancel()
-	}()
 	if grant, err := store.Acquire(ctx, key, "me", ttl); err == nil {
 		t.Fatalf("Acquire: %+v, want an error", grant)
 	}

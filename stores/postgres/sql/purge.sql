@@ -11,7 +11,7 @@
 --                    or another purge has locked it
 --   walked   bigint  rows looked at
 --   deleted  bigint  rows deleted
---   pages    bigint  size of the table, null if found is 0
+--   pages    bigint  size of the table, 0 if found is 0
 --
 -- The cursor is kept in the table, in the owner of a row whose key no user can
 -- have (it begins with a NUL byte), so that programs which acquire one lease in
@@ -64,4 +64,4 @@ WITH here AS MATERIALIZED (
 SELECT (SELECT pg_catalog.count(*) FROM here) AS found,
 	(SELECT pg_catalog.count(*) FROM walk) AS walked,
 	(SELECT pg_catalog.count(*) FROM gone) AS deleted,
-	(SELECT pg_catalog.pg_relation_size(h.relation) / pg_catalog.current_setting('block_size')::bigint FROM here AS h) AS pages
+	COALESCE((SELECT pg_catalog.pg_relation_size(h.relation) / pg_catalog.current_setting('block_size')::bigint FROM here AS h), 0::bigint) AS pages

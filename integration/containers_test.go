@@ -10,7 +10,6 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/redis/go-redis/v9"
 	"github.com/testcontainers/testcontainers-go"
-	"github.com/testcontainers/testcontainers-go/wait"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo"
@@ -26,23 +25,20 @@ import (
 	redisstore "github.com/leasekit/leasekit/stores/redis"
 )
 
-const startUp = 2 * time.Minute
-
-// start starts a container and returns host:port of its server. It is skipped
-// unless LEASEKIT_CONTAINERS is set: pulling images is nobody's wish who just
-// runs all tests.
+// start starts a container and returns host:port of its server, which need not
+// answer yet: see untilAnswered. The test is skipped unless LEASEKIT_CONTAINERS
+// is set: pulling images is nobody's wish who just runs all tests.
 //
 //	make containers                                           # images made here
 //	LEASEKIT_CONTAINERS=1 go test ./integration -run Container  # pulled ones
-func start(t *testing.T, image images.Image, ready wait.Strategy) string {
+func start(t *testing.T, image images.Image) string {
 	t.Helper()
 	if os.Getenv("LEASEKIT_CONTAINERS") == "" {
 		t.Skip("needs Docker and images: run make containers, or set LEASEKIT_CONTAINERS=1 to have them pulled")
 	}
 	port := image.Port + "/tcp"
 	req := testcontainers.ContainerRequest{
-		Image: image.Name(), Env: image.Env, Cmd: image.Cmd,
-		ExposedPorts: []string{port}, WaitingFor: ready,
+		Image: image.Name(), Env: image.Env, Cmd: image.Cmd, ExposedPorts: []string{port},
 	}
 	c, err := testcontainers.GenericContainer(t.Context(), testcontainers.GenericContainerRequest{ContainerRequest: req, Started: true})
 	testcontainers.CleanupContainer(t, c)
@@ -57,9 +53,23 @@ func start(t *testing.T, image images.Image, ready wait.Strategy) string {
 	return addr
 }
 
-// listens waits until the image's server can be connected to.
-func listens(image images.Image) wait.Strategy {
-	return wait.ForListeningPort(image.Port + "/tcp").SkipInternalCheck().WithStartupTimeout(startUp)
+// untilAnswered asks a server until it answers. That its port can be connected to
+// says nothing: Docker's proxy takes connections before the server does, and
+// hangs up. One answer is enough, because the image's server then stays: none of
+// them listens on the network before it is set up.
+func untilAnswered(t *testing.T, ask func(ctx context.Context) error) {
+	t.Helper()
+	for end := time.Now().Add(2 * time.Minute); ; time.Sleep(100 * time.Millisecond) {
+		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+		err := ask(ctx)
+		cancel()
+		if err == nil {
+			return
+		}
+		if time.Now().After(end) {
+			t.Fatal(err)
+		}
+	}
 }
 
 func must[T any](t testing.TB, value T, err error) T {
@@ -71,11 +81,16 @@ func must[T any](t testing.TB, value T, err error) T {
 }
 
 func TestRedisContainer(t *testing.T) {
-	addr := start(t, images.Redis, listens(images.Redis))
-	conformance.Run(t, conformance.Config{Open: func(t testing.TB) core.LockStore {
+	addr := start(t, images.Redis)
+	connect := func(t testing.TB) *redis.Client {
 		client := redis.NewClient(&redis.Options{Addr: addr})
 		t.Cleanup(func() { client.Close() })
-		store, err := redisstore.New(client, redisstore.Options{})
+		return client
+	}
+	client := connect(t)
+	untilAnswered(t, func(ctx context.Context) error { return client.Ping(ctx).Err() })
+	conformance.Run(t, conformance.Config{Open: func(t testing.TB) core.LockStore {
+		store, err := redisstore.New(connect(t), redisstore.Options{})
 		must(t, store, err)
 		t.Cleanup(func() { store.Close() })
 		return store
@@ -83,14 +98,22 @@ func TestRedisContainer(t *testing.T) {
 }
 
 func TestEtcdContainer(t *testing.T) {
-	addr := start(t, images.Etcd, wait.ForHTTP("/health").WithPort("2379/tcp").WithStartupTimeout(startUp))
+	addr := start(t, images.Etcd)
+	connect := func(t testing.TB) *clientv3.Client {
+		client, err := clientv3.New(clientv3.Config{Endpoints: []string{addr}, DialTimeout: 10 * time.Second, Logger: zap.NewNop()})
+		must(t, client, err)
+		t.Cleanup(func() { client.Close() })
+		return client
+	}
+	client := connect(t)
+	untilAnswered(t, func(ctx context.Context) error {
+		_, err := client.Get(ctx, "any") // linearizable: there is a leader
+		return err
+	})
 	conformance.Run(t, conformance.Config{
 		TTL: 2 * time.Second, Slack: 4 * time.Second, // as in stores/etcd
 		Open: func(t testing.TB) core.LockStore {
-			client, err := clientv3.New(clientv3.Config{Endpoints: []string{addr}, DialTimeout: 10 * time.Second, Logger: zap.NewNop()})
-			must(t, client, err)
-			t.Cleanup(func() { client.Close() })
-			store, err := etcdstore.New(client, etcdstore.Options{})
+			store, err := etcdstore.New(connect(t), etcdstore.Options{})
 			must(t, store, err)
 			t.Cleanup(func() { store.Close() })
 			return store
@@ -99,26 +122,15 @@ func TestEtcdContainer(t *testing.T) {
 }
 
 func TestPostgresContainer(t *testing.T) {
-	addr := start(t, images.Postgres, wait.ForAll(
-		wait.ForLog("database system is ready to accept connections").WithStartupTimeout(startUp),
-		listens(images.Postgres)))
+	addr := start(t, images.Postgres)
 	connect := func(t testing.TB) *pgxpool.Pool {
 		pool, err := pgxpool.New(context.Background(), "postgres://postgres@"+addr+"/postgres?sslmode=disable")
 		must(t, pool, err)
 		t.Cleanup(pool.Close)
 		return pool
 	}
-	// The official image restarts its server once: try until it stays.
 	pool := connect(t)
-	for end := time.Now().Add(startUp); ; time.Sleep(200 * time.Millisecond) {
-		err := pgstore.Migrate(t.Context(), pool, pgstore.Options{})
-		if err == nil {
-			break
-		}
-		if time.Now().After(end) {
-			t.Fatal(err)
-		}
-	}
+	untilAnswered(t, func(ctx context.Context) error { return pgstore.Migrate(ctx, pool, pgstore.Options{}) })
 	conformance.Run(t, conformance.Config{Open: func(t testing.TB) core.LockStore {
 		store, err := pgstore.New(connect(t), pgstore.Options{})
 		must(t, store, err)
@@ -130,7 +142,7 @@ func TestPostgresContainer(t *testing.T) {
 func TestMongoContainer(t *testing.T) {
 	replica := images.Mongo
 	replica.Cmd = append(slices.Clone(replica.Cmd), "--replSet", "rs0")
-	addr := start(t, replica, listens(replica))
+	addr := start(t, replica)
 	connect := func(t testing.TB) *mongo.Client {
 		client, err := mongo.Connect(options.Client().ApplyURI("mongodb://" + addr + "/?directConnection=true"))
 		must(t, client, err)
@@ -142,8 +154,9 @@ func TestMongoContainer(t *testing.T) {
 		return client
 	}
 	client := connect(t)
-	// A mongod that was started with --replSet waits for this; the stand-in,
-	// and one that was initiated before, say that there is nothing to do.
+	untilAnswered(t, func(ctx context.Context) error { return client.Ping(ctx, nil) })
+	// A mongod that was started with --replSet waits for this; the stand-in
+	// says that there is nothing to do.
 	initiate := bson.D{{Key: "replSetInitiate", Value: bson.D{
 		{Key: "_id", Value: "rs0"},
 		{Key: "members", Value: bson.A{bson.D{{Key: "_id", Value: 0}, {Key: "host", Value: "127.0.0.1:27017"}}}},
@@ -151,15 +164,9 @@ func TestMongoContainer(t *testing.T) {
 	if err := client.Database("admin").RunCommand(t.Context(), initiate).Err(); err != nil {
 		t.Logf("replSetInitiate: %v", err)
 	}
-	for end := time.Now().Add(startUp); ; time.Sleep(200 * time.Millisecond) {
-		err := mongostore.EnsureIndexes(t.Context(), client.Database("leasekit").Collection("leases"))
-		if err == nil {
-			break
-		}
-		if time.Now().After(end) {
-			t.Fatal(err)
-		}
-	}
+	untilAnswered(t, func(ctx context.Context) error { // as its primary
+		return mongostore.EnsureIndexes(ctx, client.Database("leasekit").Collection("leases"))
+	})
 	conformance.Run(t, conformance.Config{Open: func(t testing.TB) core.LockStore {
 		store, err := mongostore.New(connect(t).Database("leasekit").Collection("leases"), mongostore.Options{})
 		must(t, store, err)

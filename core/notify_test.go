@@ -242,6 +242,55 @@ func TestSubscriptionThatFails(t *testing.T) {
 	}
 }
 
+// A waiter that came while the server was away is woken by the release all the
+// same, hours later. A call that ignores its context is not repeated: it would
+// leave a goroutine each time.
+func TestFailedSubscriptionIsTriedAgain(t *testing.T) {
+	for _, tt := range []struct {
+		name      string
+		subscribe func(context.Context) error
+		within    time.Duration // of the last time
+	}{
+		{"refused", func(context.Context) error { return errServer }, 10 * time.Second},
+		{"silent", hang, 16 * time.Second},
+		{"deaf for a minute", func(context.Context) error { deaf(time.Minute); return errServer }, 62 * time.Second},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				store, subs := newNotifyingStore(t)
+				start := time.Now()
+				var asked []time.Duration
+				store.subscribe = func(ctx context.Context, _ request) (<-chan struct{}, func(), error) {
+					asked = append(asked, time.Since(start))
+					if len(asked) < 4 {
+						return nil, nil, tt.subscribe(ctx)
+					}
+					return subs.subscribe()
+				}
+				free := occupy(t, store.real, "key", 10*time.Hour)
+				s := newStrategy(t, store, core.Options{Wait: core.WaitForever})
+				released := time.Hour + 12345*time.Microsecond
+				time.AfterFunc(released, func() { free(); subs.signals <- struct{}{} })
+				if err := s.Do(t.Context(), "key", nothing); err != nil {
+					t.Fatal(err)
+				}
+				if late := time.Since(start) - released; late != 0 {
+					t.Errorf("%v late, want to be woken", late)
+				}
+				if len(asked) != 4 {
+					t.Fatalf("subscribed at %v, want 4 times", asked)
+				}
+				for i, last := range asked[:3] {
+					if gap := asked[i+1] - last; gap < 6*time.Second || gap > tt.within {
+						t.Errorf("subscribed at %v, want 6s to %v in between", asked, tt.within)
+					}
+				}
+				subs.wantStopped(t)
+			})
+		})
+	}
+}
+
 // A thousand waiters on a store that cannot subscribe must not fill the log;
 // but when it worked in between, that it fails again is news.
 func TestFailingSubscriptionsAreLoggedOnChange(t *testing.T) {

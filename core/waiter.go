@@ -12,6 +12,11 @@ import (
 // waiter polls meanwhile.
 const subscribeBound = 5 * time.Second
 
+// resubscribeSleeps is after how many more sleeps a waiter whose subscription
+// failed asks for another, so that one that came while the server was restarting
+// is woken by the release after all: ten, about as many seconds.
+const resubscribeSleeps = 10
+
 var errSubscribeHangs = fmt.Errorf("no answer in %v", subscribeBound)
 
 // waiter is how one call waits between its tries: for a signal, the end of the
@@ -25,8 +30,10 @@ type waiter struct {
 	signals <-chan struct{}     // nil: none to be had, poll
 	pending <-chan subscription // nil: not subscribing
 	overdue <-chan struct{}     // closed when what is pending has taken too long
+	done    <-chan struct{}     // closed when the last Subscribe has returned
 	stopSub func()
 	cancel  context.CancelFunc
+	failed  int // the sleep in which a subscription failed, 0 if the last did not
 }
 
 type subscription struct {
@@ -35,20 +42,26 @@ type subscription struct {
 	err     error
 }
 
-// wait puts the caller in line, and begins to ask the store for signals, if it
-// can give any. A store that hangs delays nobody: sleep takes the subscription
-// up when it comes.
+// wait puts the caller in line, and subscribes if the store can give signals.
 func (a *attempt) wait() *waiter {
 	w := &waiter{a: *a}
 	a.s.lines.join(a.key, w)
-	if a.s.notifier == nil {
-		return w
+	if a.s.notifier != nil {
+		w.subscribe()
 	}
+	return w
+}
+
+// subscribe begins to ask the store for signals. A store that hangs delays
+// nobody: sleep takes the subscription up when it comes.
+func (w *waiter) subscribe() {
+	a := &w.a
 	ctx, cancel := context.WithTimeout(a.ctx, subscribeBound)
-	pending := make(chan subscription)
-	w.cancel, w.pending, w.overdue = cancel, pending, ctx.Done()
+	pending, done := make(chan subscription), make(chan struct{})
+	w.cancel, w.pending, w.overdue, w.done = cancel, pending, ctx.Done(), done
 	notifier, key := a.s.notifier, a.key
 	go func() {
+		defer close(done)
 		signals, stop, err := notifier.Subscribe(ctx, key)
 		select {
 		case pending <- subscription{signals, stop, err}:
@@ -58,7 +71,13 @@ func (a *attempt) wait() *waiter {
 			}
 		}
 	}()
-	return w
+}
+
+// subscribeFailed leaves the waiter with polls, for now.
+func (w *waiter) subscribeFailed(err error) {
+	w.cancel()
+	w.failed = w.sleeps
+	w.a.s.subscribed(w.a.key, err)
 }
 
 // sleep returns when it is time for another try, or when the caller's context
@@ -67,6 +86,14 @@ func (a *attempt) wait() *waiter {
 func (w *waiter) sleep(left, remaining time.Duration) {
 	a := &w.a
 	w.sleeps++
+	if w.failed > 0 && w.sleeps-w.failed >= resubscribeSleeps {
+		select {
+		case <-w.done:
+			w.failed = 0
+			w.subscribe()
+		default: // one hanging call is enough
+		}
+	}
 	if !a.s.lines.isFirst(a.key, w) {
 		left = 0 // the end of the lease is for the first to watch
 	}
@@ -90,19 +117,21 @@ func (w *waiter) sleep(left, remaining time.Duration) {
 			if a.ctx.Err() != nil {
 				return
 			}
-			a.s.subscribed(a.key, sub.err)
-			if sub.err == nil {
-				// A release between the failed try and the subscription gave
-				// no signal: look again at once. This was no sleep.
-				w.sleeps--
-				return
+			if sub.err != nil {
+				w.subscribeFailed(sub.err)
+				continue
 			}
+			a.s.subscribed(a.key, nil)
+			// A release between the failed try and the subscription gave no
+			// signal: look again at once. This was no sleep.
+			w.sleeps--
+			return
 		case <-w.overdue:
 			w.pending, w.overdue = nil, nil
 			if a.ctx.Err() != nil {
 				return
 			}
-			a.s.subscribed(a.key, errSubscribeHangs)
+			w.subscribeFailed(errSubscribeHangs)
 		case _, ok := <-w.signals:
 			if !ok {
 				w.signals = nil // no more signals: poll

@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/leasekit/leasekit/core"
 	"github.com/leasekit/leasekit/internal/testserver"
 	pgstore "github.com/leasekit/leasekit/stores/postgres"
 )
@@ -16,8 +17,7 @@ import (
 //
 // It is for servers alone. libfaketime replaces functions of the C library, and
 // a program in Go reads the clock without it: the clock of a client cannot be
-// set in this way. Nor does it go together with the allocator of Redis, which
-// asks for the time before libfaketime is ready.
+// set in this way.
 func fakeClock(t *testing.T) (set func(offset time.Duration)) {
 	t.Helper()
 	var library string
@@ -42,7 +42,9 @@ func fakeClock(t *testing.T) (set func(offset time.Duration)) {
 		check(t, os.Rename(file+".new", file))
 	}
 	set(0)
-	t.Setenv("LD_PRELOAD", library)
+	// The C library's own malloc for Redis, whose allocator asks for the time
+	// before libfaketime is ready. A program that has no other gets no other.
+	t.Setenv("LD_PRELOAD", library+" libc.so.6")
 	t.Setenv("FAKETIME_TIMESTAMP_FILE", file)
 	t.Setenv("FAKETIME_NO_CACHE", "1")
 	// A clock is set; what counts the seconds since the start is not.
@@ -50,9 +52,10 @@ func fakeClock(t *testing.T) (set func(offset time.Duration)) {
 	return set
 }
 
-// The clock of a server is set while it runs, as by an administrator or by NTP
-// after a long time without it.
-func TestPostgresClockStepped(t *testing.T) {
+// stepClock tells the story of a server whose clock is set while it runs, as by
+// an administrator or by NTP after a long time without it. start starts the
+// server and returns what asks for its time, and two stores on it.
+func stepClock(t *testing.T, topology string, start func(t *testing.T) (now func() time.Time, holder, rival core.LockStore)) {
 	for _, test := range []struct {
 		name string
 		step time.Duration
@@ -62,24 +65,17 @@ func TestPostgresClockStepped(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			set := fakeClock(t)
-			server := testserver.StartPostgres(t)
-			at := new(current)
-			at.set(server.Addr)
-			admin := postgresPool(t, at)
-			check(t, pgstore.Migrate(t.Context(), admin, pgstore.Options{}))
-			offBy := func() time.Duration {
-				return time.Until(postgresValue[time.Time](t, admin, "SELECT clock_timestamp()"))
-			}
-			if skew := offBy(); skew.Abs() > time.Minute {
+			now, holder, rival := start(t)
+			if skew := time.Until(now()); skew.Abs() > time.Minute {
 				t.Fatalf("the server's clock is off by %v before it was set", skew)
 			}
 			story := hold{
-				topology: "PostgreSQL, one server", fault: fmt.Sprintf("the server's clock is set %s by %v", test.name, test.step.Abs()),
-				holder: postgresStore(t, postgresPool(t, at)), rival: postgresStore(t, postgresPool(t, at)),
+				topology: topology, fault: fmt.Sprintf("the server's clock is set %s by %v", test.name, test.step.Abs()),
+				holder: holder, rival: rival,
 				ttl: 9 * time.Second,
 				strike: func(string, int64) {
 					set(test.step)
-					if skew := offBy(); (skew - test.step).Abs() > time.Minute {
+					if skew := time.Until(now()); (skew - test.step).Abs() > time.Minute {
 						t.Fatalf("the server's clock is off by %v, want %v: libfaketime does not work here", skew, test.step)
 					}
 				},
@@ -91,4 +87,32 @@ func TestPostgresClockStepped(t *testing.T) {
 			}
 		})
 	}
+}
+
+func TestRedisClockStepped(t *testing.T) {
+	stepClock(t, "Redis, one server", func(t *testing.T) (func() time.Time, core.LockStore, core.LockStore) {
+		server := testserver.StartRedis(t)
+		admin, _ := redisAt(t, server.Addr)
+		now := func() time.Time {
+			now, err := admin.Time(t.Context()).Result()
+			check(t, err)
+			return now
+		}
+		holder, _ := redisAt(t, server.Addr)
+		rival, _ := redisAt(t, server.Addr)
+		return now, redisStore(t, holder), redisStore(t, rival)
+	})
+}
+
+func TestPostgresClockStepped(t *testing.T) {
+	stepClock(t, "PostgreSQL, one server", func(t *testing.T) (func() time.Time, core.LockStore, core.LockStore) {
+		at := new(current)
+		at.set(testserver.StartPostgres(t).Addr)
+		admin := postgresPool(t, at)
+		check(t, pgstore.Migrate(t.Context(), admin, pgstore.Options{}))
+		now := func() time.Time {
+			return postgresValue[time.Time](t, admin, "SELECT clock_timestamp()")
+		}
+		return now, postgresStore(t, postgresPool(t, at)), postgresStore(t, postgresPool(t, at))
+	})
 }

@@ -7,8 +7,11 @@ import (
 	"testing"
 	"time"
 
+	"go.mongodb.org/mongo-driver/v2/bson"
+
 	"github.com/leasekit/leasekit/core"
 	"github.com/leasekit/leasekit/internal/testserver"
+	mongostore "github.com/leasekit/leasekit/stores/mongo"
 	pgstore "github.com/leasekit/leasekit/stores/postgres"
 )
 
@@ -114,5 +117,19 @@ func TestPostgresClockStepped(t *testing.T) {
 			return postgresValue[time.Time](t, admin, "SELECT clock_timestamp()")
 		}
 		return now, postgresStore(t, postgresPool(t, at)), postgresStore(t, postgresPool(t, at))
+	})
+}
+
+func TestMongoClockStepped(t *testing.T) {
+	stepClock(t, "stand-in for MongoDB, one server", func(t *testing.T) (func() time.Time, core.LockStore, core.LockStore) {
+		addr := testserver.StartMongo(t).Addr
+		admin := mongoLeases(t, addr)
+		check(t, mongostore.EnsureIndexes(t.Context(), admin))
+		now := func() time.Time {
+			var hello struct{ LocalTime time.Time }
+			check(t, admin.Database().RunCommand(t.Context(), bson.D{{Key: "hello", Value: 1}}).Decode(&hello))
+			return hello.LocalTime
+		}
+		return now, mongoStore(t, mongoLeases(t, addr)), mongoStore(t, mongoLeases(t, addr))
 	})
 }

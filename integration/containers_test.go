@@ -7,13 +7,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/jackc/pgx/v5/pgxpool"
-	"github.com/redis/go-redis/v9"
 	"github.com/testcontainers/testcontainers-go"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.mongodb.org/mongo-driver/v2/bson"
-	"go.mongodb.org/mongo-driver/v2/mongo"
-	"go.mongodb.org/mongo-driver/v2/mongo/options"
 	"go.uber.org/zap"
 
 	"github.com/leasekit/leasekit/conformance"
@@ -22,7 +18,6 @@ import (
 	etcdstore "github.com/leasekit/leasekit/stores/etcd"
 	mongostore "github.com/leasekit/leasekit/stores/mongo"
 	pgstore "github.com/leasekit/leasekit/stores/postgres"
-	redisstore "github.com/leasekit/leasekit/stores/redis"
 )
 
 // start starts a container and returns host:port of its server, which need not
@@ -72,28 +67,13 @@ func untilAnswered(t *testing.T, ask func(ctx context.Context) error) {
 	}
 }
 
-func must[T any](t testing.TB, value T, err error) T {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-	return value
-}
-
 func TestRedisContainer(t *testing.T) {
 	addr := start(t, images.Redis)
-	connect := func(t testing.TB) *redis.Client {
-		client := redis.NewClient(&redis.Options{Addr: addr})
-		t.Cleanup(func() { client.Close() })
-		return client
-	}
-	client := connect(t)
+	client, _ := redisAt(t, addr)
 	untilAnswered(t, func(ctx context.Context) error { return client.Ping(ctx).Err() })
 	conformance.Run(t, conformance.Config{Open: func(t testing.TB) core.LockStore {
-		store, err := redisstore.New(connect(t), redisstore.Options{})
-		must(t, store, err)
-		t.Cleanup(func() { store.Close() })
-		return store
+		client, _ := redisAt(t, addr)
+		return redisStore(t, client)
 	}})
 }
 
@@ -101,7 +81,7 @@ func TestEtcdContainer(t *testing.T) {
 	addr := start(t, images.Etcd)
 	connect := func(t testing.TB) *clientv3.Client {
 		client, err := clientv3.New(clientv3.Config{Endpoints: []string{addr}, DialTimeout: 10 * time.Second, Logger: zap.NewNop()})
-		must(t, client, err)
+		check(t, err)
 		t.Cleanup(func() { client.Close() })
 		return client
 	}
@@ -114,7 +94,7 @@ func TestEtcdContainer(t *testing.T) {
 		TTL: 2 * time.Second, Slack: 4 * time.Second, // as in stores/etcd
 		Open: func(t testing.TB) core.LockStore {
 			store, err := etcdstore.New(connect(t), etcdstore.Options{})
-			must(t, store, err)
+			check(t, err)
 			t.Cleanup(func() { store.Close() })
 			return store
 		},
@@ -123,19 +103,12 @@ func TestEtcdContainer(t *testing.T) {
 
 func TestPostgresContainer(t *testing.T) {
 	addr := start(t, images.Postgres)
-	connect := func(t testing.TB) *pgxpool.Pool {
-		pool, err := pgxpool.New(context.Background(), "postgres://postgres@"+addr+"/postgres?sslmode=disable")
-		must(t, pool, err)
-		t.Cleanup(pool.Close)
-		return pool
-	}
-	pool := connect(t)
+	at := new(current)
+	at.set(addr)
+	pool := postgresPool(t, at)
 	untilAnswered(t, func(ctx context.Context) error { return pgstore.Migrate(ctx, pool, pgstore.Options{}) })
 	conformance.Run(t, conformance.Config{Open: func(t testing.TB) core.LockStore {
-		store, err := pgstore.New(connect(t), pgstore.Options{})
-		must(t, store, err)
-		t.Cleanup(func() { store.Close() })
-		return store
+		return postgresStore(t, postgresPool(t, at))
 	}})
 }
 
@@ -143,17 +116,8 @@ func TestMongoContainer(t *testing.T) {
 	replica := images.Mongo
 	replica.Cmd = append(slices.Clone(replica.Cmd), "--replSet", "rs0")
 	addr := start(t, replica)
-	connect := func(t testing.TB) *mongo.Client {
-		client, err := mongo.Connect(options.Client().ApplyURI("mongodb://" + addr + "/?directConnection=true"))
-		must(t, client, err)
-		t.Cleanup(func() {
-			ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
-			defer cancel()
-			_ = client.Disconnect(ctx)
-		})
-		return client
-	}
-	client := connect(t)
+	leases := mongoLeases(t, addr)
+	client := leases.Database().Client()
 	untilAnswered(t, func(ctx context.Context) error { return client.Ping(ctx, nil) })
 	// A mongod that was started with --replSet waits for this; the stand-in
 	// says that there is nothing to do.
@@ -165,12 +129,9 @@ func TestMongoContainer(t *testing.T) {
 		t.Logf("replSetInitiate: %v", err)
 	}
 	untilAnswered(t, func(ctx context.Context) error { // as its primary
-		return mongostore.EnsureIndexes(ctx, client.Database("leasekit").Collection("leases"))
+		return mongostore.EnsureIndexes(ctx, leases)
 	})
 	conformance.Run(t, conformance.Config{Open: func(t testing.TB) core.LockStore {
-		store, err := mongostore.New(connect(t).Database("leasekit").Collection("leases"), mongostore.Options{})
-		must(t, store, err)
-		t.Cleanup(func() { store.Close() })
-		return store
+		return mongoStore(t, mongoLeases(t, addr))
 	}})
 }

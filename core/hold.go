@@ -281,15 +281,17 @@ func (h *hold) end() (*LostError, error) {
 	if free {
 		h.s.lines.released(h.key)
 	}
-	if err != nil {
-		err = &StoreError{Op: "release", Key: h.key, Err: err}
-	}
 
 	h.mu.Lock()
-	if err != nil {
-		h.emitLocked(h.s.o.Hooks.ReleaseFailed, "leasekit: release failed, the key stays locked until its ttl is over", err)
-	} else {
+	switch {
+	case err == nil:
 		h.emitLocked(h.s.o.Hooks.Released, "", nil)
+	case errors.Is(err, errNotHeld):
+		err = &LostError{Key: h.key, Token: h.token, Reason: err}
+		h.emitLocked(h.s.o.Hooks.ReleaseFailed, "leasekit: the lease was lost, the key is not kept for MinHold", err)
+	default:
+		err = &StoreError{Op: "release", Key: h.key, Err: err}
+		h.emitLocked(h.s.o.Hooks.ReleaseFailed, "leasekit: release failed, the key stays locked until its ttl is over", err)
 	}
 	h.mu.Unlock()
 	return loss, err
@@ -300,7 +302,10 @@ func (h *hold) end() (*LostError, error) {
 func (h *hold) letGo(ctx context.Context, lost bool) (free bool, err error) {
 	if h.s.o.MinHold > 0 && !lost {
 		if left := h.s.o.MinHold - time.Since(h.granted); left > 0 {
-			_, err := h.s.store.Renew(ctx, h.key, h.owner, max(left, MinTTL))
+			renewed, err := h.s.store.Renew(ctx, h.key, h.owner, max(left, MinTTL))
+			if err == nil && !renewed {
+				err = errNotHeld
+			}
 			return false, err
 		}
 	}

@@ -19,9 +19,10 @@ import (
 //
 // Waiting, Acquired, Rejected, AcquireFailed, Released and ReleaseFailed run on
 // the goroutine that called the strategy, and Renewed, RenewFailed and Lost on
-// one of the lease's own; with one exception: what happens while a hook of the
+// one of the lease's own; with two exceptions: what happens while a hook of the
 // same lease is still running is reported by that hook's goroutine, right
-// after it.
+// after it, and a loss that is found when the callback has returned by the
+// goroutine that called the strategy.
 type Hooks struct {
 	// Waiting: the first try found the key held, and the strategy begins to
 	// wait. Not called when it does not wait.
@@ -46,7 +47,8 @@ type Hooks struct {
 	// last renewal that takes its place.
 	Released func(context.Context, Event)
 	// ReleaseFailed: the release failed, so that the key stays locked until
-	// the lease runs out.
+	// the lease runs out; or, with Options.MinHold, the lease turned out to be
+	// lost, so that the key is not kept: Err is a [LostError] then.
 	ReleaseFailed func(context.Context, Event)
 }
 

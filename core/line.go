@@ -9,9 +9,10 @@ import (
 //
 // A release signals everybody who waits for the key. If all of them tried, all
 // but one would try in vain, and hold up the one. So of the waiters of one
-// strategy only the first in line heeds a signal; whoever leaves without the key
-// passes his turn on. Polls are not affected: should a turn be lost, it costs
-// one poll, as a lost signal does.
+// strategy only the first in line heeds a signal, and is called by the others if
+// it gets none itself; whoever leaves without the key passes his turn on. Polls
+// are not affected: should a turn be lost, it costs one poll, as a lost signal
+// does.
 type lines struct {
 	mu sync.Mutex
 	m  map[string]*list.List // of *waiter
@@ -39,12 +40,12 @@ func (ls *lines) leave(key string, w *waiter, acquired bool) {
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
 	line := ls.m[key]
-	first := line.Front() == w.place
+	wasFirst := line.Front() == w.place
 	line.Remove(w.place)
 	switch {
 	case line.Len() == 0:
 		delete(ls.m, key)
-	case first && !acquired:
+	case wasFirst && !acquired:
 		callFirst(line)
 	}
 }
@@ -54,6 +55,21 @@ func (ls *lines) isFirst(key string, w *waiter) bool {
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
 	return ls.m[key].Front() == w.place
+}
+
+// signalled tells whether a signal that w has got is for w to heed. If it is for
+// the first in line, and that one hears no signals, it is called.
+func (ls *lines) signalled(key string, w *waiter) bool {
+	ls.mu.Lock()
+	defer ls.mu.Unlock()
+	line := ls.m[key]
+	if line.Front() == w.place {
+		return true
+	}
+	if !first(line).hears.Load() {
+		callFirst(line)
+	}
+	return false
 }
 
 // released calls the first in line for key, which has just become free: no
@@ -66,9 +82,13 @@ func (ls *lines) released(key string) {
 	}
 }
 
+func first(line *list.List) *waiter {
+	return line.Front().Value.(*waiter) //nolint:forcetypeassert // a line is of waiters
+}
+
 func callFirst(line *list.List) {
 	select {
-	case line.Front().Value.(*waiter).turn <- struct{}{}: //nolint:forcetypeassert // a line is of waiters
+	case first(line).turn <- struct{}{}:
 	default: // called already
 	}
 }

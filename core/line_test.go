@@ -68,6 +68,51 @@ func TestOnlyTheFirstInLineHeedsASignal(t *testing.T) {
 	})
 }
 
+// A first in line whose subscription has failed would else be as slow as its
+// polls, and with it everybody behind.
+func TestFirstInLineThatHearsNothingIsCalledByTheOthers(t *testing.T) {
+	for _, tt := range []struct {
+		name string
+		deaf func() (<-chan struct{}, func(), error)
+	}{
+		{"subscription failed", func() (<-chan struct{}, func(), error) { return nil, nil, errServer }},
+		{"subscription ended", func() (<-chan struct{}, func(), error) {
+			c := make(chan struct{})
+			close(c)
+			return c, func() {}, nil
+		}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				store, subs := newNotifyingStore(t)
+				subscribed := 0
+				store.subscribe = func(context.Context, request) (<-chan struct{}, func(), error) {
+					if subscribed++; subscribed == 1 {
+						return tt.deaf()
+					}
+					return subs.subscribe()
+				}
+				if g, err := store.real.Acquire(t.Context(), "key", "somebody", time.Hour); err != nil || !g.Acquired {
+					t.Fatal(g, err)
+				}
+				s := newStrategy(t, store, core.Options{Wait: core.WaitForever})
+				served := make(chan int, 2)
+				queueUp(t, s, "key", 2, served)
+				time.Sleep(5*time.Second + time.Millisecond) // between two polls, before it subscribes again
+				begin := time.Now()
+				if err := store.real.Release(t.Context(), "key", "somebody"); err != nil {
+					t.Fatal(err)
+				}
+				subs.signals <- struct{}{}
+				if first := <-served; first != 0 || time.Since(begin) != 0 {
+					t.Errorf("waiter %d had the key after %v, want the first at once", first, time.Since(begin))
+				}
+				<-served
+			})
+		})
+	}
+}
+
 // The signal may have been for the one who leaves.
 func TestWhoLeavesTheLinePassesHisTurnOn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -710,6 +710,30 @@ func TestMinHoldAfterALossReleases(t *testing.T) {
 	})
 }
 
+// The lease was lost, and the renewal that was to keep the key is the first to
+// learn of it.
+func TestMinHoldThatCannotBeKeptIsReported(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		store, rec, log := newScriptedStore(t), newRecorder(), &logbook{}
+		store.renew = func(context.Context, request) (bool, error) { return false, nil }
+		s := newStrategy(t, store, core.Options{MinHold: time.Hour, Hooks: rec.hooks(nil), Logger: log.logger()})
+		lease, err := s.Acquire(t.Context(), "key")
+		if err != nil {
+			t.Fatal(err)
+		}
+		err = lease.Release()
+		if lost, ok := errors.AsType[*core.LostError](err); !ok || lost.Key != "key" || lost.Token != lease.Token() {
+			t.Errorf("Release returned %v, want a LostError", err)
+		}
+		if got, want := rec.names(), "Acquired ReleaseFailed"; got != want {
+			t.Errorf("hooks %s, want %s", got, want)
+		}
+		if lines := log.lines(); len(lines) != 1 || !strings.Contains(lines[0], "not kept for MinHold") {
+			t.Errorf("logged %q", lines)
+		}
+	})
+}
+
 // The key that MinHold keeps is held by nobody: the same caller may wait for it.
 func TestMinHoldIsNoReentrancy(t *testing.T) {
 	bubble(t, func(t *testing.T) {

@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"sync/atomic"
 	"time"
 )
 
@@ -31,6 +32,7 @@ type waiter struct {
 	pending <-chan subscription // nil: not subscribing
 	overdue <-chan struct{}     // closed when what is pending has taken too long
 	done    <-chan struct{}     // closed when the last Subscribe has returned
+	hears   atomic.Bool         // there are signals to be had, for the line to know
 	stopSub func()
 	cancel  context.CancelFunc
 	failed  int // the sleep in which a subscription failed, 0 if the last did not
@@ -113,6 +115,7 @@ func (w *waiter) sleep(left, remaining time.Duration) {
 			w.pending, w.overdue = nil, nil
 			if sub.err == nil {
 				w.signals, w.stopSub = sub.signals, sub.stop
+				w.hears.Store(true)
 			}
 			if a.ctx.Err() != nil {
 				return
@@ -135,9 +138,10 @@ func (w *waiter) sleep(left, remaining time.Duration) {
 		case _, ok := <-w.signals:
 			if !ok {
 				w.signals = nil // no more signals: poll
+				w.hears.Store(false)
 				continue
 			}
-			if a.s.lines.isFirst(a.key, w) {
+			if a.s.lines.signalled(a.key, w) {
 				return
 			}
 		case <-w.turn:

@@ -5,6 +5,7 @@ package child
 import (
 	"errors"
 	"syscall"
+	"time"
 )
 
 // Child is a running command; there is none on this system.
@@ -24,5 +25,5 @@ func (c *Child) ExitCode() int { return 1 }
 // Signal does nothing.
 func (c *Child) Signal(syscall.Signal) {}
 
-// Terminate does nothing.
-func (c *Child) Terminate() {}
+// EndGroup does nothing.
+func (c *Child) EndGroup(<-chan time.Time) {}

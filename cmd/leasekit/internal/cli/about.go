@@ -25,10 +25,10 @@ again, and by many machines at once.`,
 				return err
 			}
 			defer opened.Close()
-			ctx, cancel := context.WithTimeout(cmd.Context(), patience)
+			ctx, cancel := context.WithTimeoutCause(cmd.Context(), patience, errSilent)
 			defer cancel()
 			if err := opened.Prepare(ctx); err != nil {
-				return storeError(err)
+				return storeError(because(ctx, err))
 			}
 			return nil
 		},

@@ -9,7 +9,6 @@ import (
 	"log/slog"
 	"os"
 	"strings"
-	"time"
 
 	"github.com/spf13/cobra"
 
@@ -208,9 +207,6 @@ func (h *lineHandler) Handle(_ context.Context, r slog.Record) error {
 	_, err := io.WriteString(h.w, b.String())
 	return err
 }
-
-// patience is how long list, show and break wait for the store.
-const patience = 10 * time.Second
 
 var exitCodes = []struct {
 	code int

@@ -29,11 +29,34 @@ func TestKilledLeasekitTakesTheCommandWithIt(t *testing.T) {
 	}
 	p.signal(t, syscall.SIGKILL)
 	_ = p.Wait()
+	awaitDeath(t, pid)
+}
+
+func awaitDeath(t *testing.T, pid int) {
+	t.Helper()
 	for end := time.Now().Add(patient); running(pid); time.Sleep(10 * time.Millisecond) {
 		if time.Now().After(end) {
 			t.Fatal("the command lives on")
 		}
 	}
+}
+
+// The command ends at once when it is told to, but not what it has started.
+func TestLossEndsWhatTheCommandLeftBehind(t *testing.T) {
+	t.Parallel()
+	url := testserver.Redis(t).URL
+	p := begin(t, url, "run", "--max-hold", "2s", "--grace", "500ms", randomKey(), "--", "sh", "-c",
+		`sh -c 'trap "" TERM; echo "pid $$."; exec sleep 600' & wait`)
+	p.out.await(t, ".")
+	text, _, _ := strings.Cut(strings.TrimPrefix(p.out.String(), "pid "), ".")
+	pid, err := strconv.Atoi(text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if code := p.end(t); code != exitLost {
+		t.Errorf("exit code %d, want %d; %s", code, exitLost, p.err)
+	}
+	awaitDeath(t, pid)
 }
 
 // running tells whether pid is a process that still runs; one that nobody has

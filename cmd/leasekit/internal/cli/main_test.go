@@ -9,6 +9,7 @@ import (
 	"errors"
 	"os"
 	"os/exec"
+	"os/signal"
 	"strings"
 	"sync"
 	"syscall"
@@ -28,6 +29,12 @@ func TestMain(m *testing.M) {
 	if os.Getenv(beLeasekit) != "" {
 		os.Unsetenv(beLeasekit)
 		os.Exit(Main(os.Args[1:]))
+	}
+	// What nohup has had ignored must not be so for the processes under test.
+	for _, sig := range []os.Signal{syscall.SIGHUP, syscall.SIGINT} {
+		if signal.Ignored(sig) {
+			signal.Notify(make(chan os.Signal, 1), sig)
+		}
 	}
 	testserver.Main(m)
 }

@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -131,15 +132,22 @@ func (a *app) show(ctx context.Context, q core.LeaseQuery, asJSON bool) (n int, 
 	if asJSON {
 		show, finish = jsonPrinter(out)
 	}
+	// A list may be long; it is the silence of the store that is bounded.
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	silence := time.AfterFunc(patience, func() { cancel(errSilent) })
+	defer silence.Stop()
 	for info, err := range inspector.Leases(ctx, q) {
+		silence.Stop()
 		if err != nil {
 			_ = out.Flush()
-			return n, storeError(err)
+			return n, storeError(because(ctx, err))
 		}
 		n++
 		if err := show(info); err != nil {
 			return n, &codeError{exitFailure, err}
 		}
+		silence.Reset(patience)
 	}
 	if err := finish(); err != nil {
 		return n, &codeError{exitFailure, err}
@@ -148,6 +156,20 @@ func (a *app) show(ctx context.Context, q core.LeaseQuery, asJSON bool) (n int, 
 		return n, &codeError{exitFailure, err}
 	}
 	return n, nil
+}
+
+// patience is how long the commands of an operator wait for a store that says
+// nothing.
+const patience = 10 * time.Second
+
+var errSilent = fmt.Errorf("no answer in %v", patience)
+
+// because returns err, and if that comes of the end of ctx, why it has ended.
+func because(ctx context.Context, err error) error {
+	if cause := context.Cause(ctx); cause != nil && !errors.Is(err, cause) {
+		return fmt.Errorf("%w: %w", cause, err)
+	}
+	return err
 }
 
 // line is a lease as --json prints it.
@@ -244,12 +266,12 @@ func (a *app) breakLease(ctx context.Context, key string, yes bool, in io.Reader
 			return err
 		}
 	}
-	ctx, cancel := context.WithTimeout(ctx, patience)
+	ctx, cancel := context.WithTimeoutCause(ctx, patience, errSilent)
 	defer cancel()
 	was, broken, err := breaker.Break(ctx, key)
 	switch {
 	case err != nil:
-		return storeError(err)
+		return storeError(because(ctx, err))
 	case !broken:
 		return &codeError{exitFailure, fmt.Errorf("nobody holds %q", key)}
 	}
@@ -271,12 +293,12 @@ func holder(l core.LeaseInfo) string {
 func (a *app) ask(ctx context.Context, store core.LockStore, key string, in io.Reader) (bool, error) {
 	question := fmt.Sprintf("Break the lease on %s?", clip(key, 0))
 	if inspector, ok := core.Capability[core.Inspector](store); ok {
-		ctx, cancel := context.WithTimeout(ctx, patience)
+		ctx, cancel := context.WithTimeoutCause(ctx, patience, errSilent)
 		defer cancel()
 		found := false
 		for l, err := range inspector.Leases(ctx, core.LeaseQuery{Key: key}) {
 			if err != nil {
-				return false, storeError(err)
+				return false, storeError(because(ctx, err))
 			}
 			found = true
 			question = fmt.Sprintf("%s is held by %s, token %d, for %v more unless renewed. Break it?", clip(key, 0), holder(l), l.Token, l.Left.Round(100*time.Millisecond))

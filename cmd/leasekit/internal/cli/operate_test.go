@@ -4,6 +4,7 @@ package cli
 
 import (
 	"encoding/json"
+	"net"
 	"os"
 	"path/filepath"
 	"strings"
@@ -88,6 +89,26 @@ func TestOperatorCommandsReportAStoreThatIsAway(t *testing.T) {
 		if code, _, stderr := run(t, "redis://127.0.0.1:1", args...); code != exitStore || stderr == "" {
 			t.Errorf("%v: exit code %d, %q", args, code, stderr)
 		}
+	}
+}
+
+// A server that takes connections and says nothing. The driver of etcd waits for
+// as long as it is let.
+func TestCommandsGiveUpOnASilentStore(t *testing.T) {
+	t.Parallel()
+	silent, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { silent.Close() })
+	for _, args := range [][]string{{"list"}, {"show", "key"}, {"break", "--yes", "key"}, {"torture", "--no-faults"}} {
+		t.Run(args[0], func(t *testing.T) {
+			t.Parallel()
+			code, _, stderr := run(t, "etcd://"+silent.Addr().String(), args...)
+			if code != exitStore || !strings.Contains(stderr, errSilent.Error()) {
+				t.Errorf("exit code %d, %q", code, stderr)
+			}
+		})
 	}
 }
 

@@ -7,8 +7,10 @@ import (
 	"log/slog"
 	"os"
 	"os/signal"
+	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"time"
 
@@ -47,10 +49,10 @@ number that grows with every acquisition of the key: hand it to the resource tha
 the key protects, and let that refuse a lower one than it has seen.
 
 COMMAND has the standard streams and the terminal of leasekit, and a process
-group of its own. Signals are passed on to the group. When the lease is lost the
-group gets SIGTERM, and SIGKILL after the grace period. On Linux COMMAND dies with
-leasekit, even if that is killed by SIGKILL; processes that COMMAND has started
-may live on then.
+group of its own. Signals are passed on to the group, Ctrl-Z stops both. When the
+lease is lost the group gets SIGTERM, and whatever is left of it after the grace
+period SIGKILL. On Linux COMMAND dies with leasekit, even if that is killed by
+SIGKILL; processes that COMMAND has started may live on then.
 
 The lease ends with COMMAND. What COMMAND leaves running in the background is
 not protected by it.
@@ -140,14 +142,19 @@ func (a *app) run(ctx context.Context, f *runFlags, key string, argv []string) e
 	if err != nil {
 		return err
 	}
-	strategy, err := core.NewStrategy(opened.Store, o)
+	store := &tries{LockStore: opened.Store}
+	strategy, err := core.NewStrategy(store, o)
 	if err != nil {
 		return usageError("%w", err)
 	}
 
 	signals := make(chan os.Signal, 16)
-	signal.Notify(signals, passedOn...)
-	lease, err := a.acquire(ctx, strategy, key, signals)
+	for _, sig := range passedOn {
+		if !signal.Ignored(sig) { // nohup; a background job of a script
+			signal.Notify(signals, sig)
+		}
+	}
+	lease, err := a.acquire(ctx, strategy, store, key, signals)
 	switch {
 	case core.IsRejection(err) && f.conflictOK:
 		return nil
@@ -166,8 +173,49 @@ func (a *app) run(ctx context.Context, f *runFlags, key string, argv []string) e
 	return nil
 }
 
+// tries is a store whose Acquire can be stopped, without one whose answer nobody
+// hears any more: that could leave the key locked for its ttl.
+type tries struct {
+	core.LockStore
+
+	mu      sync.Mutex
+	stopped bool
+	running sync.WaitGroup
+}
+
+// Unwrap keeps the optional capabilities of the store.
+func (t *tries) Unwrap() core.LockStore { return t.LockStore }
+
+func (t *tries) Acquire(ctx context.Context, key, owner string, ttl time.Duration) (core.Grant, error) {
+	t.mu.Lock()
+	if t.stopped {
+		t.mu.Unlock()
+		return core.Grant{}, context.Canceled
+	}
+	t.running.Add(1)
+	t.mu.Unlock()
+	defer t.running.Done()
+	return t.LockStore.Acquire(ctx, key, owner, ttl)
+}
+
+// stop lets no further try begin, and waits for the present one.
+func (t *tries) stop(bound time.Duration) {
+	t.mu.Lock()
+	t.stopped = true
+	t.mu.Unlock()
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		t.running.Wait()
+	}()
+	select {
+	case <-done:
+	case <-time.After(bound):
+	}
+}
+
 // acquire takes the lease; a signal ends the waiting.
-func (a *app) acquire(ctx context.Context, strategy *core.Strategy, key string, signals <-chan os.Signal) (*core.Lease, error) {
+func (a *app) acquire(ctx context.Context, strategy *core.Strategy, store *tries, key string, signals <-chan os.Signal) (*core.Lease, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	type result struct {
@@ -195,13 +243,25 @@ func (a *app) acquire(ctx context.Context, strategy *core.Strategy, key string, 
 			if !ends || !endsWaiting(number) {
 				continue
 			}
+			store.stop(releasePatience)
 			cancel()
 			if r := <-results; r.err == nil {
-				_ = r.lease.Release() // granted in the same instant
+				a.release(r.lease, func() {}) // granted in the same instant
 			}
 			return nil, &codeError{child.ExitSignalBase + int(number), fmt.Errorf("%v while waiting for key %q", sig, key)}
 		}
 	}
+}
+
+// environment is that of this process with the key and the token of lease.
+func environment(lease *core.Lease) []string {
+	const key, token = "LEASEKIT_KEY=", "LEASEKIT_TOKEN="
+	// Of a variable that is there twice, of an outer leasekit, the command would
+	// see the one or the other.
+	env := slices.DeleteFunc(os.Environ(), func(v string) bool {
+		return strings.HasPrefix(v, key) || strings.HasPrefix(v, token)
+	})
+	return append(env, key+lease.Key(), token+strconv.FormatInt(lease.Token(), 10))
 }
 
 // supervise runs the command, and returns its exit code, or another one and
@@ -210,10 +270,7 @@ func (a *app) supervise(f *runFlags, lease *core.Lease, path string, argv []stri
 	if err := lease.Err(); err != nil {
 		return exitLost, err
 	}
-	env := append(os.Environ(),
-		"LEASEKIT_KEY="+lease.Key(),
-		"LEASEKIT_TOKEN="+strconv.FormatInt(lease.Token(), 10))
-	command, err := child.Start(path, argv, env)
+	command, err := child.Start(path, argv, environment(lease))
 	if err != nil {
 		return child.ExitNotExecutable, err
 	}
@@ -223,10 +280,13 @@ func (a *app) supervise(f *runFlags, lease *core.Lease, path string, argv []stri
 	for {
 		select {
 		case <-command.Done():
-			if loss != nil {
-				return exitLost, loss
+			if loss == nil {
+				return command.ExitCode(), nil
 			}
-			return command.ExitCode(), nil
+			if kill != nil {
+				command.EndGroup(kill) // what it has started may live on
+			}
+			return exitLost, loss
 		case sig := <-signals:
 			if number, ok := sig.(syscall.Signal); ok {
 				command.Signal(number)
@@ -238,11 +298,12 @@ func (a *app) supervise(f *runFlags, lease *core.Lease, path string, argv []stri
 				continue
 			}
 			loss = lease.Err()
-			command.Terminate()
+			command.Signal(syscall.SIGTERM)
 			kill = time.After(f.grace)
 		case <-kill:
 			a.logger().Warn("the command did not end, killing it", slog.Duration("grace", f.grace))
 			command.Signal(syscall.SIGKILL)
+			kill = nil
 		}
 	}
 }

@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/leasekit/leasekit/conformance/faults"
 	"github.com/leasekit/leasekit/internal/testserver"
 )
 
@@ -132,6 +133,39 @@ func TestCommandGetsKeyTokenAndStreams(t *testing.T) {
 	}
 }
 
+// A command of two leasekits sees the key and the token of the inner one.
+func TestNestedLeasekit(t *testing.T) {
+	t.Parallel()
+	url := testserver.Redis(t).URL
+	exe, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	outer, inner := randomKey(), randomKey()
+	p := begin(t, url, "run", outer, "--", "sh", "-c", `echo "outer $LEASEKIT_TOKEN"; exec "$@"`, "-",
+		"env", beLeasekit+"=1", exe, "run", "--quiet", inner, "--", "env")
+	if code := p.end(t); code != 0 {
+		t.Fatalf("exit code %d, %s", code, p.err)
+	}
+	var token string
+	seen := map[string][]string{}
+	for line := range strings.Lines(p.out.String()) {
+		line = strings.TrimSpace(line)
+		if after, ok := strings.CutPrefix(line, "outer "); ok {
+			token = after
+		}
+		if name, value, ok := strings.Cut(line, "="); ok && strings.HasPrefix(name, "LEASEKIT_") {
+			seen[name] = append(seen[name], value)
+		}
+	}
+	if got := seen["LEASEKIT_KEY"]; len(got) != 1 || got[0] != inner {
+		t.Errorf("the command has the keys %q, want %q", got, inner)
+	}
+	if got := seen["LEASEKIT_TOKEN"]; len(got) != 1 || got[0] <= token {
+		t.Errorf("the command has the tokens %q, want one of after %q", got, token)
+	}
+}
+
 func TestWaitGetsTheKeyWhenItIsReleased(t *testing.T) {
 	t.Parallel()
 	url := testserver.Redis(t).URL
@@ -163,6 +197,59 @@ func TestSignalWhileWaitingEndsLeasekit(t *testing.T) {
 	status, _ := p.ProcessState.Sys().(syscall.WaitStatus)
 	if code := p.ProcessState.ExitCode(); code != 128+int(syscall.SIGTERM) && status.Signal() != syscall.SIGTERM {
 		t.Errorf("exit code %d, %v, %s", code, err, p.err)
+	}
+}
+
+// The try that is on its way when the signal comes may be granted: its lease must
+// not stay for the ttl.
+func TestSignalDuringTheAcquireLeavesNoLease(t *testing.T) {
+	t.Parallel()
+	server := testserver.Redis(t)
+	proxy, err := faults.Listen(server.Addr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(proxy.Close)
+	// The try is waited for, but not for long: on a machine that stands still
+	// for that time the next may do.
+	for range 3 {
+		key := randomKey()
+		acquire := proxy.HoldRequest(key)
+		p := begin(t, strings.Replace(server.URL, server.Addr, proxy.Addr(), 1), "run", "--ttl", "1h", key, "--", "true")
+		<-acquire.Sprung()
+		p.signal(t, syscall.SIGTERM)
+		time.Sleep(100 * time.Millisecond) // for what is wrong to happen
+		acquire.Deliver()
+		if code := p.end(t); code != 128+int(syscall.SIGTERM) {
+			t.Fatalf("exit code %d, %s", code, p.err)
+		}
+		if code, _, _ := run(t, server.URL, "run", key, "--", "true"); code == exitOK {
+			return
+		}
+	}
+	t.Error("the key stays locked by a leasekit that has gone")
+}
+
+// nohup, and a script for its background jobs, have signals ignored.
+func TestIgnoredSignalStaysIgnored(t *testing.T) {
+	t.Parallel()
+	url := testserver.Redis(t).URL
+	for _, sig := range []syscall.Signal{syscall.SIGHUP, syscall.SIGINT} {
+		t.Run(sig.String(), func(t *testing.T) {
+			t.Parallel()
+			p := leasekit(t, url, "run", randomKey(), "--", "sh", "-c", "trap 'echo over; exit 4' TERM; echo ready; while :; do sleep 0.05; done")
+			p.Path, p.Args = "/bin/sh", append([]string{"sh", "-c", fmt.Sprintf(`trap '' %d; exec "$@"`, int(sig)), "-"}, p.Args...)
+			if err := p.Start(); err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { _ = p.Process.Kill() })
+			p.out.await(t, "ready")
+			p.signal(t, sig)
+			p.signal(t, syscall.SIGTERM)
+			if code := p.end(t); code != 4 {
+				t.Errorf("exit code %d, %s", code, p.err)
+			}
+		})
 	}
 }
 

@@ -3,6 +3,8 @@ package cli
 import (
 	"fmt"
 	"os"
+	"regexp"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -20,9 +22,14 @@ type terminal struct {
 	screen   *output
 }
 
-// onTerminal starts leasekit as the leader of a session that has a terminal of
+// onTerminal starts leasekit, as ssh -t would, as the leader of a session that has a terminal of
 // so many columns, and is in its foreground.
 func onTerminal(t *testing.T, columns uint16, url string, args ...string) *terminal {
+	t.Helper()
+	return startOnTerminal(t, columns, leasekit(t, url, args...))
+}
+
+func startOnTerminal(t *testing.T, columns uint16, p *process) *terminal {
 	t.Helper()
 	master, err := os.OpenFile("/dev/ptmx", os.O_RDWR, 0)
 	if err != nil {
@@ -48,7 +55,7 @@ func onTerminal(t *testing.T, columns uint16, url string, args ...string) *termi
 	}
 	defer slave.Close()
 
-	term := &terminal{process: leasekit(t, url, args...), keyboard: master, screen: &output{written: make(chan struct{}, 1)}}
+	term := &terminal{process: p, keyboard: master, screen: &output{written: make(chan struct{}, 1)}}
 	term.Stdin, term.Stdout, term.Stderr = slave, slave, slave
 	term.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Setctty: true}
 	if err := term.Start(); err != nil {
@@ -140,10 +147,104 @@ func TestCommandHasTheTerminal(t *testing.T) {
 	}
 }
 
-// Ctrl-Z stops the command and leasekit, as it stops any job. SIGCONT, which an
-// interactive shell would send, lets both go on. The command starts nothing: a
-// shell that is stopped in its vfork hangs until SIGCONT, on its own account.
-func TestCtrlZStopsBoth(t *testing.T) {
+// inShell starts an interactive shell and has it run leasekit as a job: with
+// command, which says "pid N." first of all, and with redirection behind.
+func inShell(t *testing.T, command, redirection string) (term *terminal, pid int) {
+	t.Helper()
+	p := leasekit(t, testserver.Redis(t).URL)
+	exe := p.Path
+	p.Path, p.Args = "/bin/sh", []string{"sh", "-i"}
+	p.Env = append(p.Env, "PS1=> ", "ENV=", "KEY="+randomKey(), "LEASEKIT="+exe, "COMMAND="+command)
+	term = startOnTerminal(t, 200, p)
+	term.press(t, `"$LEASEKIT" run --quiet "$KEY" -- sh -c "$COMMAND" `+redirection+"\n")
+	for end := time.Now().Add(patient); pid == 0; time.Sleep(5 * time.Millisecond) {
+		if match := regexp.MustCompile(`pid (\d+)\.`).FindStringSubmatch(term.screen.String()); match != nil {
+			pid, _ = strconv.Atoi(match[1])
+		}
+		if time.Now().After(end) {
+			t.Fatalf("the command does not start:\n%s", term.screen)
+		}
+	}
+	return term, pid
+}
+
+// until waits.
+func (term *terminal) until(t *testing.T, what string, done func() bool) {
+	t.Helper()
+	for end := time.Now().Add(patient); !done(); time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("%s: not so after %v:\n%s", what, patient, term.screen)
+		}
+	}
+}
+
+// Ctrl-Z stops the command and leasekit as it stops any job: the shell is back,
+// and fg lets both go on, wherever their standard streams lead. The command
+// starts nothing while it can be stopped: a shell that is stopped in its vfork
+// hangs until SIGCONT, on its own account.
+func TestCtrlZStopsTheJob(t *testing.T) {
+	t.Parallel()
+	for _, test := range []struct {
+		name, command, redirection string
+		terminal                   bool // the command has it before Ctrl-Z
+		code                       int
+	}{
+		{"terminal", `echo "pid $$."; read line; echo "got $line"; exit 7`, "", true, 7},
+		{"output to a pipe", `echo "pid $$."; read line; echo "got $line"; exit 7`, "| cat", true, 0},
+		{"input from a file", `echo "pid $$."; exec sleep 600`, "</dev/null", false, 130},
+		{"neither", `echo "pid $$."; exec sleep 600`, "< /dev/null | cat", false, -1},
+		{"input from a file, and the terminal", `echo "pid $$."; read line </dev/tty; echo "got $line"; exit 7`, "</dev/null", true, 7},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			t.Parallel()
+			term, pid := inShell(t, test.command, test.redirection)
+			for range 2 {
+				if test.terminal {
+					term.until(t, "the command reads from the terminal", func() bool { return foregroundGroup(t, term) == pid && !stopped(pid) })
+				}
+				before := strings.Count(term.screen.String(), "Stopped")
+				term.press(t, "\x1a")
+				term.until(t, "the shell says so", func() bool { return strings.Count(term.screen.String(), "Stopped") > before })
+				term.until(t, "the command is stopped", func() bool { return stopped(pid) })
+				term.press(t, "fg\n")
+				term.until(t, "the command goes on", func() bool { return !stopped(pid) })
+			}
+			if test.terminal {
+				term.press(t, "hello\n")
+				term.screen.await(t, "got hello")
+			} else {
+				term.until(t, "the shell has let go of the terminal", func() bool { return foregroundGroup(t, term) != term.Process.Pid })
+				term.press(t, "\x03")
+			}
+			term.press(t, "echo \"code=$?.\"\n")
+			if test.code >= 0 {
+				term.screen.await(t, fmt.Sprintf("code=%d.", test.code))
+			} else {
+				term.until(t, "the command ends", func() bool { return !running(pid) })
+			}
+			term.press(t, "exit\n")
+		})
+	}
+}
+
+// What is started in the background gets the terminal when it is brought to the
+// front.
+func TestBackgroundJobStopsWhenItReads(t *testing.T) {
+	t.Parallel()
+	term, pid := inShell(t, `echo "pid $$."; read line; echo "got $line"; exit 7`, "</dev/tty &")
+	term.until(t, "the command is stopped", func() bool { return stopped(pid) })
+	term.press(t, "fg\n")
+	term.until(t, "the command reads from the terminal", func() bool { return foregroundGroup(t, term) == pid && !stopped(pid) })
+	term.press(t, "hello\n")
+	term.screen.await(t, "got hello")
+	term.press(t, "echo \"code=$?.\"\n")
+	term.screen.await(t, "code=7.")
+	term.press(t, "exit\n")
+}
+
+// Where there is no shell to continue them, as in a container or under ssh -t,
+// nothing is stopped: it would be so for ever.
+func TestCtrlZWithoutAShellStopsNothing(t *testing.T) {
 	t.Parallel()
 	url := testserver.Redis(t).URL
 	term := onTerminal(t, 80, url, "run", "--quiet", randomKey(), "--", "sh", "-c",
@@ -151,13 +252,6 @@ func TestCtrlZStopsBoth(t *testing.T) {
 	term.screen.await(t, "go")
 	for range 3 {
 		term.press(t, "\x1a")
-		for end := time.Now().Add(patient); !stopped(term.Process.Pid); time.Sleep(5 * time.Millisecond) {
-			if time.Now().After(end) {
-				t.Fatalf("leasekit was not stopped: %s", term.screen)
-			}
-		}
-		term.signal(t, syscall.SIGCONT)
-		foreground(t, term)
 	}
 	term.press(t, "hello\n")
 	term.screen.await(t, "read: hello")
@@ -166,29 +260,20 @@ func TestCtrlZStopsBoth(t *testing.T) {
 	}
 }
 
-// foreground waits until the command has the terminal again: what is pressed
-// before that is for leasekit.
-func foreground(t *testing.T, term *terminal) {
+// foregroundGroup returns the process group that has the terminal.
+func foregroundGroup(t *testing.T, term *terminal) (group int) {
 	t.Helper()
 	conn, err := term.keyboard.SyscallConn()
 	if err != nil {
 		t.Fatal(err)
 	}
-	for end := time.Now().Add(patient); ; time.Sleep(5 * time.Millisecond) {
-		var group int
-		var failed error
-		if err := conn.Control(func(fd uintptr) {
-			group, failed = unix.IoctlGetInt(int(fd), unix.TIOCGPGRP)
-		}); err != nil || failed != nil {
-			t.Fatal(err, failed)
-		}
-		if group != term.Process.Pid && !stopped(group) { // its leader is the command
-			return
-		}
-		if time.Now().After(end) {
-			t.Fatalf("the command did not get the terminal back: %s", term.screen)
-		}
+	var failed error
+	if err := conn.Control(func(fd uintptr) {
+		group, failed = unix.IoctlGetInt(int(fd), unix.TIOCGPGRP)
+	}); err != nil || failed != nil {
+		t.Fatal(err, failed)
 	}
+	return group
 }
 
 func stopped(pid int) bool {

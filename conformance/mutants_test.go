@@ -90,6 +90,7 @@ var mutants = []mutant{
 	{name: "OwnerColumnTooShort", rule: "OddOwners", story: "keeps owners in a column of 64 characters"},
 	{name: "TTLFractionCutOff", rule: "OddTTLs", story: "cuts a ttl to quarters of a second"},
 	{name: "YearOverflows", rule: "OddTTLs", story: "keeps the expiry in 32 bits of seconds"},
+	{name: "RoundingOverflows", rule: "OddTTLs", story: "rounds a ttl up by adding before it divides"},
 
 	{name: "ContextIgnored", rule: "EndedContext", story: "never looks at ctx"},
 	{name: "OwnErrorForEndedContext", rule: "EndedContext", story: "returns the driver's time-out error"},

@@ -137,6 +137,8 @@ func (s *server) keep(ttl time.Duration) time.Duration {
 		if time.Now().Add(ttl).Unix() > math.MaxInt32 {
 			return -ttl
 		}
+	case "RoundingOverflows":
+		return (ttl + time.Millisecond - 1) / time.Millisecond * time.Millisecond
 	case "EndsEarly":
 		return ttl * 9 / 10
 	}

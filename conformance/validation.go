@@ -147,7 +147,7 @@ func checkOddOwners(t *T) {
 func checkOddTTLs(t *T) {
 	a, b := t.Open(), t.Open()
 	ttl := t.TTL()
-	t.Go(8, func(i int) {
+	t.Go(9, func(i int) {
 		switch i {
 		case 0, 1, 2, 3:
 			// Odd fractions: half a second more or less must not be cut off.
@@ -161,7 +161,8 @@ func checkOddTTLs(t *T) {
 			lease.TTL = t.TTL() // backends may round up
 			t.successor(lease, b, tooLate).MustRelease()
 		default:
-			longest := []time.Duration{365 * 24 * time.Hour, 100 * 365 * 24 * time.Hour}[i-6]
+			// The last is the greatest there is: rounding it must not overflow.
+			longest := []time.Duration{365 * 24 * time.Hour, 100 * 365 * 24 * time.Hour, math.MaxInt64}[i-6]
 			lease := t.Acquire(a, t.Key(), longest)
 			lease.MustBeHeld(b)
 			lease.MustRenew(longest)

@@ -201,4 +201,10 @@ func isBusy(err error) bool {
 }
 
 // ceil is d in milliseconds, rounded up: a lease may be longer than asked for.
-func ceil(d time.Duration) int64 { return int64((d + time.Millisecond - 1) / time.Millisecond) }
+func ceil(d time.Duration) int64 {
+	ms := d.Milliseconds()
+	if d%time.Millisecond > 0 { // adding first would overflow for the longest d
+		ms++
+	}
+	return ms
+}

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
+	"time"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo"
@@ -49,6 +51,44 @@ func EnsureIndexes(ctx context.Context, coll *mongo.Collection) error {
 		})
 		return struct{}{}, wrap(ctx, "", err)
 	})
+	return err
+}
+
+// checkEvery is how often a store looks whether its indexes are still there: a
+// collection that is dropped comes back with the next lease, without them, and
+// would grow for ever.
+const checkEvery = time.Hour
+
+// indexed remembers when a store has seen its indexes.
+type indexed struct {
+	again time.Duration // checkEvery, but in tests
+
+	mu   sync.Mutex
+	seen time.Time // zero: not yet
+}
+
+// check calls checkIndexes if that is due. Once it has passed, one call at a time
+// asks again, and the others go on meanwhile.
+func (x *indexed) check(ctx context.Context, coll *mongo.Collection) error {
+	x.mu.Lock()
+	now, before := time.Now(), x.seen
+	if !before.IsZero() && now.Sub(before) < x.again {
+		x.mu.Unlock()
+		return nil
+	}
+	if !before.IsZero() {
+		x.seen = now
+	}
+	x.mu.Unlock()
+
+	err := checkIndexes(ctx, coll)
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if err != nil {
+		x.seen = time.Time{}
+	} else {
+		x.seen = now
+	}
 	return err
 }
 

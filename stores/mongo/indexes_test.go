@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/rand"
 	"flag"
+	"fmt"
 	"strings"
 	"sync"
 	"testing"
@@ -109,6 +110,30 @@ func TestMissingIndexIsAnError(t *testing.T) {
 			}
 			mustAcquire(t, s, "k", "me", time.Minute)
 		})
+	}
+}
+
+// A collection that is dropped comes back with the next lease. The store says
+// that its index has not, in the end, and goes on when it is there again.
+func TestDroppedIndexIsMissed(t *testing.T) {
+	coll := newCollection(t)
+	s := newStore(t, coll, mongostore.Options{})
+	mustAcquire(t, s, "before", "me", time.Minute)
+	if err := coll.Drop(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	mustAcquire(t, s, "after", "me", time.Minute) // not looked at again so soon
+	s.CheckIndexesAlways()
+	for range 2 {
+		if g, err := s.Acquire(t.Context(), "k", "me", time.Minute); err == nil || !strings.Contains(err.Error(), "mongostore.EnsureIndexes") {
+			t.Errorf("Acquire returned %+v, %v, want an error that names EnsureIndexes", g, err)
+		}
+	}
+	if err := mongostore.EnsureIndexes(t.Context(), coll); err != nil {
+		t.Fatal(err)
+	}
+	for i := range 3 {
+		mustAcquire(t, s, fmt.Sprint("again", i), "me", time.Minute)
 	}
 }
 

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
@@ -87,6 +88,8 @@ type stream struct {
 	settled chan struct{} // closed when it has been opened, or has failed to
 	err     error         // final once settled is closed
 	idle    *time.Timer   // running while nobody waits; guarded by notifier.mu
+	// getMores counts their beginnings and ends: odd while one is waiting.
+	getMores atomic.Int64
 }
 
 func newNotifier(coll *mongo.Collection, o Options, released func(id string)) *notifier {
@@ -226,7 +229,7 @@ func (n *notifier) run(ctx context.Context, st *stream) {
 			close(st.settled)
 			if idle, err := n.idlePing(ctx); err == nil {
 				n.wg.Go(func() {
-					if n.starves(ctx, idle) {
+					if n.starves(ctx, st, idle) {
 						n.end(st, true)
 					}
 				})
@@ -235,15 +238,15 @@ func (n *notifier) run(ctx context.Context, st *stream) {
 			n.wakeAll()
 		case !opened:
 			st.err = err
+			n.end(st, refused) // first: whoever comes next is not to join this one
 			close(st.settled)
-			n.end(st, refused)
 			return
 		case refused:
 			n.end(st, true)
 			return
 		}
 		if err == nil {
-			n.read(ctx, cs)
+			n.read(ctx, st, cs)
 		}
 		// A stream that breaks as soon as it has been opened is no success.
 		if failures++; err == nil && time.Since(began) > lastRetry {
@@ -293,7 +296,7 @@ func isRefusal(err error) bool {
 
 // read hands events on until the stream ends. The driver resumes it by itself
 // where that is possible.
-func (n *notifier) read(ctx context.Context, cs *mongo.ChangeStream) {
+func (n *notifier) read(ctx context.Context, st *stream, cs *mongo.ChangeStream) {
 	defer func() {
 		// Also after ctx has ended: the server keeps cursors for minutes.
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
@@ -304,7 +307,9 @@ func (n *notifier) read(ctx context.Context, cs *mongo.ChangeStream) {
 		// A deadline of its own replaces the client's Timeout, which would end
 		// the stream whenever nothing is released for that long.
 		next, cancel := context.WithTimeout(ctx, streamBound)
+		st.getMores.Add(1)
 		event := cs.TryNext(next)
+		st.getMores.Add(1)
 		cancel()
 		switch {
 		case event:
@@ -346,17 +351,42 @@ func signal(w chan struct{}) {
 }
 
 // starves reports whether the stream has taken the client's only connection: then
-// every call waits until a getMore is over. After the first ping the getMore is
-// always in front of the next. idle is what a ping took before there was a
-// getMore: a server that is slow anyway proves nothing.
-func (n *notifier) starves(ctx context.Context, idle time.Duration) bool {
-	for i := range 4 {
+// every call waits until a getMore is over. idle is what a ping took before there
+// was a getMore.
+//
+// A ping that is answered while one and the same getMore is waiting has had
+// another connection. One that took longer than a ping does may have waited for
+// the getMore, or for a machine that is busy. So it takes several of the one or
+// of the other, and if there are not enough of either the stream stays.
+func (n *notifier) starves(ctx context.Context, st *stream, idle time.Duration) bool {
+	passed, waited := 0, 0
+	for range 16 {
+		before := st.getMores.Load()
 		took, err := n.ping(ctx)
-		if err != nil || i > 0 && took < max(streamWait*3/4, 4*idle) {
+		after := st.getMores.Load()
+		switch {
+		case err != nil:
+			return false
+		case before == after && before%2 == 1 && took < streamWait/2:
+			passed++
+		case took > idle+streamWait/2:
+			waited++
+		}
+		switch {
+		case passed == 3:
+			return false
+		case waited == 4:
+			return true
+		}
+		// Not one after the other: a getMore that is about to begin would be
+		// overtaken by all of them.
+		select {
+		case <-time.After(streamWait / 8):
+		case <-ctx.Done():
 			return false
 		}
 	}
-	return true
+	return false
 }
 
 func (n *notifier) ping(ctx context.Context) (time.Duration, error) {

@@ -59,7 +59,7 @@ type Store struct {
 	prefix  string
 	keep    time.Duration // Options.Retention
 	updates *pipelines
-	indexed atomic.Bool // the TTL index has been seen
+	indexed indexed
 	held    *heldKeys
 	wakeups *notifier
 	workers *await.Workers
@@ -106,6 +106,7 @@ func New(coll *mongo.Collection, o Options) (*Store, error) {
 		held:    newHeldKeys(),
 		workers: await.New("mongo"),
 	}
+	s.indexed.again = checkEvery
 	// A signal says that a read would be in vain.
 	s.wakeups = newNotifier(s.coll, o, func(id string) { s.held.set(id, 0) })
 	return s, nil
@@ -132,17 +133,15 @@ var simple = options.Collation{Locale: "simple"}
 // while a lease of its own lives, further tries of this store on the key read
 // only.
 //
-// The first Acquire of a store also asks for the collection's indexes.
+// The first Acquire of a store also asks for the collection's indexes, and one
+// an hour from then on.
 func (s *Store) Acquire(ctx context.Context, key, owner string, ttl time.Duration) (core.Grant, error) {
 	if err := core.CheckAll(key, owner, ttl); err != nil {
 		return core.Grant{}, err
 	}
 	return call(ctx, s.workers, func(ctx context.Context) (core.Grant, error) {
-		if !s.indexed.Load() {
-			if err := checkIndexes(ctx, s.coll); err != nil {
-				return core.Grant{}, err
-			}
-			s.indexed.Store(true)
+		if err := s.indexed.check(ctx, s.coll); err != nil {
+			return core.Grant{}, err
 		}
 		id := s.prefix + key
 		if s.held.contains(id) {

@@ -119,6 +119,87 @@ func TestCallThatEndsItsGoroutine(t *testing.T) {
 	})
 }
 
+// panicOf returns what f panics with, nil if it does not.
+func panicOf(f func()) (p any) {
+	defer func() { p = recover() }()
+	f()
+	return nil
+}
+
+func hookThatPanics(value any) { panic(value) }
+
+// A library's hook that panics would end the process from a goroutine of ours.
+// It has to reach the caller, who may recover, and leave the workers whole.
+func TestCallThatPanics(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := await.New("backend")
+		defer w.Close()
+		wrong := errors.New("wrong")
+		for name, value := range map[string]any{"error": wrong, "text": "wrong", "nil": nil} {
+			p := panicOf(func() {
+				_, err := await.Call(t.Context(), w, func() (int, error) { hookThatPanics(value); return 7, nil })
+				t.Errorf("%s: Call returned the error %v, want a panic", name, err)
+			})
+			err, ok := p.(*await.PanicError)
+			if !ok {
+				t.Fatalf("%s: panic with a %T, %v, want a PanicError", name, p, p)
+			}
+			if _, none := err.Value.(*runtime.PanicNilError); err.Value != value && !none {
+				t.Errorf("%s: value %v, want %v", name, err.Value, value)
+			}
+			if errors.Is(err, wrong) != (name == "error") {
+				t.Errorf("%s: errors.Is finds the value: %v", name, errors.Is(err, wrong))
+			}
+			if text := err.Error(); value != nil && !strings.HasPrefix(text, "wrong\n") || !strings.Contains(text, "hookThatPanics") {
+				t.Errorf("%s: text %q, want the value and the stack of the hook", name, text)
+			}
+			if n, err := await.Call(t.Context(), w, func() (int, error) { return 7, nil }); n != 7 || err != nil {
+				t.Errorf("%s: got %d, %v after it", name, n, err)
+			}
+		}
+	})
+}
+
+// Without a goroutine between there is nothing to tell about one.
+func TestCallThatPanicsOnItsCaller(t *testing.T) {
+	w := await.New("backend")
+	for name, try := range map[string]func(fn func() (int, error)){
+		"endless": func(fn func() (int, error)) { _, _ = await.Call(context.Background(), w, fn) },
+		"inline":  func(fn func() (int, error)) { _, _ = await.Call(t.Context(), await.Inline("backend"), fn) },
+	} {
+		if p := panicOf(func() { try(func() (int, error) { panic("wrong") }) }); p != "wrong" {
+			t.Errorf("%s: panic with %v, want the value itself", name, p)
+		}
+	}
+}
+
+// Nobody is there to recover it.
+func TestCallThatPanicsAfterItsCallerHasGone(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := await.New("backend")
+		defer w.Close()
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		panicked := false
+		_, err := await.Call(ctx, w, func() (int, error) {
+			time.Sleep(time.Minute)
+			panicked = true
+			panic("wrong")
+		})
+		if !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("got %v, want the error of the context", err)
+		}
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		if !panicked {
+			t.Error("the call has not come to its panic")
+		}
+		if n, err := await.Call(t.Context(), w, func() (int, error) { return 7, nil }); n != 7 || err != nil {
+			t.Errorf("got %d, %v after it", n, err)
+		}
+	})
+}
+
 // A goroutine for each call that runs at the same time, none for each call that
 // there ever was, and none after Close.
 func TestWorkersEnd(t *testing.T) {
@@ -159,4 +240,16 @@ func TestWorkersEnd(t *testing.T) {
 		want(0, "after a call after Close")
 		w.Close()
 	})
+}
+
+func BenchmarkCall(b *testing.B) {
+	w := await.New("backend")
+	defer w.Close()
+	ctx := b.Context()
+	b.ReportAllocs()
+	for b.Loop() {
+		if _, err := await.Call(ctx, w, func() (int64, error) { return 7, nil }); err != nil {
+			b.Fatal(err)
+		}
+	}
 }

@@ -527,6 +527,25 @@ func TestContextValuesReachTheDriver(t *testing.T) {
 	}
 }
 
+// A monitor that panics is for the store's caller to recover: on a goroutine of the
+// store's it would end the process.
+func TestMonitorThatPanics(t *testing.T) {
+	wrong := errors.New("this monitor panics")
+	monitor := options.Client().SetMonitor(&event.CommandMonitor{Started: func(_ context.Context, e *event.CommandStartedEvent) {
+		if e.CommandName == "findAndModify" {
+			panic(wrong)
+		}
+	}})
+	s := newStore(t, newCollection(t, monitor), mongostore.Options{})
+	defer func() {
+		if err, ok := recover().(error); !ok || !errors.Is(err, wrong) {
+			t.Errorf("recovered %v, want %v", err, wrong)
+		}
+	}()
+	g, err := s.Acquire(t.Context(), "k", "me", time.Minute)
+	t.Errorf("got %+v, %v, want a panic", g, err)
+}
+
 // One round trip each, when nobody contends; on a key seen held only reads, until
 // a release is signalled or the lease has run out.
 func TestRoundTrips(t *testing.T) {

@@ -448,3 +448,27 @@ func (exits) ProcessHook(redis.ProcessHook) redis.ProcessHook {
 		return nil
 	}
 }
+
+// A hook of the client that panics is for its caller to recover: on a goroutine of
+// the store's it would end the process.
+func TestHookThatPanics(t *testing.T) {
+	t.Parallel()
+	client := connect(t, testserver.Redis(t).Addr, nil)
+	client.AddHook(panics{})
+	store := newStore(t, client, redisstore.Options{})
+	defer func() {
+		if err, ok := recover().(error); !ok || !errors.Is(err, errHook) {
+			t.Errorf("recovered %v, want %v", err, errHook)
+		}
+	}()
+	grant, err := store.Acquire(t.Context(), random(""), "me", time.Minute)
+	t.Errorf("got %+v, %v, want a panic", grant, err)
+}
+
+var errHook = errors.New("this hook panics")
+
+type panics struct{ sendTwice }
+
+func (panics) ProcessHook(redis.ProcessHook) redis.ProcessHook {
+	return func(context.Context, redis.Cmder) error { panic(errHook) }
+}

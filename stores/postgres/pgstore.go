@@ -40,6 +40,15 @@ type DB interface {
 	Acquire(ctx context.Context) (*pgxpool.Conn, error)
 }
 
+// checkDB refuses a nil db. A nil *Pool in the interface is not nil, and would
+// panic in the first call.
+func checkDB(db DB) error {
+	if v := reflect.ValueOf(db); db == nil || v.Kind() == reflect.Pointer && v.IsNil() {
+		return fmt.Errorf("%w: postgres: nil db", core.ErrInvalid)
+	}
+	return nil
+}
+
 // configured is what a [*pgxpool.Pool] has, too, and wrappers may have.
 type configured interface{ Config() *pgxpool.Config }
 
@@ -187,10 +196,8 @@ var (
 //
 // The error matches [core.ErrInvalid].
 func New(db DB, o Options) (*Store, error) {
-	// A nil *Pool in the interface is not nil, and would panic in the first
-	// call.
-	if v := reflect.ValueOf(db); db == nil || v.Kind() == reflect.Pointer && v.IsNil() {
-		return nil, fmt.Errorf("%w: postgres: nil db", core.ErrInvalid)
+	if err := checkDB(db); err != nil {
+		return nil, err
 	}
 	o, err := o.resolve()
 	if err != nil {

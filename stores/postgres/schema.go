@@ -8,7 +8,6 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
-	"github.com/leasekit/leasekit/core"
 	"github.com/leasekit/leasekit/internal/await"
 )
 
@@ -44,8 +43,8 @@ func (o Options) ddl(withSchema bool) string {
 // A table of the same name that looks different is an error, and is left as it
 // is. Columns that you have added are not minded if they have a default.
 func Migrate(ctx context.Context, db DB, o Options) error {
-	if db == nil {
-		return fmt.Errorf("%w: postgres: nil db", core.ErrInvalid)
+	if err := checkDB(db); err != nil {
+		return err
 	}
 	o, err := o.resolve()
 	if err != nil {

@@ -83,6 +83,24 @@ func TestNewChecksItsArguments(t *testing.T) {
 	}
 }
 
+// What New refuses would be a panic in Migrate, too.
+func TestMigrateChecksItsArguments(t *testing.T) {
+	pool, err := pgxpool.New(t.Context(), "postgres://127.0.0.1:1/nowhere")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer pool.Close()
+	for name, err := range map[string]error{
+		"nil":        pgstore.Migrate(t.Context(), nil, pgstore.Options{}),
+		"typed nil":  pgstore.Migrate(t.Context(), (*pgxpool.Pool)(nil), pgstore.Options{}),
+		"long table": pgstore.Migrate(t.Context(), pool, pgstore.Options{Table: strings.Repeat("x", 64)}),
+	} {
+		if !errors.Is(err, core.ErrInvalid) {
+			t.Errorf("%s: error %v, want one that matches core.ErrInvalid", name, err)
+		}
+	}
+}
+
 // trip uses everything that a store can do, with two clients.
 func trip(t *testing.T, a, b *pgstore.Store, key string) {
 	t.Helper()

@@ -7,7 +7,6 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
-	"slices"
 	"sync"
 	"time"
 
@@ -35,7 +34,8 @@ const (
 	// echoTimeout is how long a pooler may take to pass a notification on.
 	echoTimeout = 2 * time.Second
 	// retryMost is the longest pause between two attempts to connect. The first
-	// is retryFirst, and they double.
+	// is retryFirst, and they double. A connection that lasts no longer counts
+	// as a failed attempt.
 	retryFirst = 100 * time.Millisecond
 	retryMost  = 5 * time.Second
 )
@@ -56,7 +56,9 @@ func (o Options) channel() string {
 
 // Subscribe implements [core.Notifier]. All subscriptions of a store share one
 // connection, which [New] describes. If it breaks it is opened again, and every
-// subscription gets a signal, because releases may have gone unnoticed.
+// subscription gets a signal, because releases may have gone unnoticed. While
+// that fails it is tried again after pauses of 0.1 to 5 s, in which Subscribe
+// returns the last error.
 //
 // The key's row is marked as waited for, so that its releases notify: one
 // write in 30 s, however many wait.
@@ -83,9 +85,14 @@ type listener struct {
 	cancel  context.CancelFunc
 	runs    sync.WaitGroup
 	pooled  bool // notifications do not come through
-	failed  bool // to connect, the last time
+	failed  bool // to connect, or to stay connected, and nothing was fine since
 	closed  bool
 	idle    time.Time // when the last subscription was stopped
+
+	// failures is how often that failed in a row. It is run's, of which there is
+	// one at a time, and outlives it: else each waiter who comes, is refused and
+	// polls would be an attempt without a pause.
+	failures int
 }
 
 // topic is a key that somebody waits for.
@@ -96,7 +103,7 @@ type topic struct {
 
 type subscription struct{ signals chan struct{} }
 
-// attempt is one try to connect. err is valid when done is closed.
+// attempt is one try to connect. err, explained, is valid when done is closed.
 type attempt struct {
 	done chan struct{}
 	err  error
@@ -153,7 +160,7 @@ func (l *listener) subscribe(ctx context.Context, key string) (<-chan struct{}, 
 		return sub.signals, stop, nil // closed by now
 	case at.err != nil:
 		stop()
-		return nil, nil, l.store.o.explain(at.err)
+		return nil, nil, at.err
 	case marked:
 		return sub.signals, stop, nil
 	}
@@ -234,17 +241,24 @@ func (t *topic) wake() {
 // run keeps a connection open while somebody waits. ctx ends when the store is
 // closed.
 func (l *listener) run(ctx context.Context, at *attempt) {
-	for failures := 0; at != nil; at = l.next() {
+	for ; at != nil; at = l.next() {
 		conn, err := l.connect(ctx)
 		l.report(at, err)
 		if err == nil {
-			failures = 0
-			l.serve(ctx, conn)
+			began := time.Now()
+			err = l.serve(ctx, conn)
+			lasted := time.Since(began)
 			l.disconnect(conn)
-			continue
+			if err == nil || lasted > retryMost {
+				l.failures = 0
+				continue
+			}
+			// A connection that breaks as soon as there is one is no success, and
+			// whoever subscribes in the pause has to know.
+			l.report(l.again(), err)
 		}
-		timer := time.NewTimer(min(retryFirst<<min(failures, 10), retryMost))
-		failures++
+		timer := time.NewTimer(min(retryFirst<<min(l.failures, 10), retryMost))
+		l.failures++
 		select {
 		case <-timer.C:
 		case <-ctx.Done():
@@ -258,9 +272,12 @@ func (l *listener) report(at *attempt, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	log := l.store.o.Logger
+	if err != nil {
+		err = l.store.o.explain(err)
+	}
 	switch {
 	case l.closed:
-		err = errClosed
+		err = fmt.Errorf("postgres: %w", errClosed)
 	case errors.Is(err, errPooler):
 		log.Warn("leasekit: waiters poll from now on, see pgstore.Options.Listen", "table", l.store.o.table(), "error", err)
 		l.pooled = true
@@ -268,12 +285,28 @@ func (l *listener) report(at *attempt, err error) {
 	case err != nil && !l.failed:
 		log.Warn("leasekit: waiters poll until there is a connection for LISTEN again", "table", l.store.o.table(), "error", err)
 		l.failed = true
-	case err == nil && l.failed:
-		log.Info("leasekit: waiters are woken again", "table", l.store.o.table())
-		l.failed = false
 	}
 	at.err = err
 	close(at.done)
+}
+
+// fine is called when the connection has lasted for a tick: one that breaks
+// again and again is not worth two lines in the log each time.
+func (l *listener) fine() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.failed && !l.closed {
+		l.store.o.Logger.Info("leasekit: waiters are woken again", "table", l.store.o.table())
+		l.failed = false
+	}
+}
+
+// again replaces an attempt that has been reported.
+func (l *listener) again() *attempt {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.attempt = newAttempt()
+	return l.attempt
 }
 
 // next returns the attempt to connect that is to follow, nil if there is no
@@ -303,7 +336,9 @@ func (l *listener) hangUp() {
 	}
 }
 
-// connect opens the connection, and returns when it listens.
+// connect opens the connection, and returns when it listens, and has renewed the
+// marks: one that may not do so, or not in this database, would be closed and
+// opened without end.
 func (l *listener) connect(ctx context.Context) (*pgx.Conn, error) {
 	ctx, cancel := context.WithTimeout(ctx, dialTimeout)
 	defer cancel()
@@ -311,7 +346,13 @@ func (l *listener) connect(ctx context.Context) (*pgx.Conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := l.listen(ctx, conn); err != nil {
+	err = l.listen(ctx, conn)
+	if err == nil {
+		if err = l.refresh(ctx, conn); err != nil {
+			err = fmt.Errorf("the connection for LISTEN, see pgstore.Options.Listen: %w", err)
+		}
+	}
+	if err != nil {
 		l.disconnect(conn)
 		return nil, err
 	}
@@ -403,22 +444,21 @@ func (l *listener) disconnect(conn *pgx.Conn) {
 	_ = conn.Close(ctx) // it is of no use any more, whatever close says
 }
 
-// serve reads notifications until the connection breaks, ctx ends, or nobody
-// has waited for a while.
-func (l *listener) serve(ctx context.Context, conn *pgx.Conn) {
-	for fresh := true; ctx.Err() == nil && !l.unused(); {
-		if l.refresh(ctx, conn) != nil {
-			return
+// serve reads notifications until the connection breaks, which is an error, ctx
+// ends, or nobody has waited for a while.
+func (l *listener) serve(ctx context.Context, conn *pgx.Conn) error {
+	// While there was no connection releases may have gone unnoticed.
+	l.wakeAll()
+	for ctx.Err() == nil && !l.unused() {
+		if err := l.read(ctx, conn); err != nil {
+			return err
 		}
-		if fresh {
-			// While there was no connection releases may have gone unnoticed.
-			fresh = false
-			l.wakeAll()
-		}
-		if l.read(ctx, conn) != nil {
-			return
+		l.fine()
+		if err := l.refresh(ctx, conn); err != nil {
+			return err
 		}
 	}
+	return nil
 }
 
 // unused reports whether nobody has waited for as long as the connection
@@ -433,11 +473,11 @@ func (l *listener) unused() bool {
 // megabyte of the longest ones.
 const refreshKeys = 1000
 
-// refresh renews the marks that run out, which shows as well whether the
-// connection is alive.
+// refresh renews the marks that run out. Without a key the statement is sent as
+// well: it shows whether the connection is alive, and may write.
 func (l *listener) refresh(ctx context.Context, conn *pgx.Conn) error {
+	keys := [][]byte{}
 	l.mu.Lock()
-	var keys [][]byte
 	for key, t := range l.topics {
 		if t.marked { // else its first subscription is about to do it
 			keys = append(keys, []byte(key))
@@ -447,10 +487,14 @@ func (l *listener) refresh(ctx context.Context, conn *pgx.Conn) error {
 
 	ctx, cancel := context.WithTimeout(ctx, dialTimeout)
 	defer cancel()
-	for some := range slices.Chunk(keys, refreshKeys) {
-		// That some rows are locked at the moment does not matter: there are
-		// several ticks in markLeft.
-		if _, err := conn.Exec(ctx, l.store.sql.Load().mark, append([]any{exec}, markArgs(some...)...)...); err != nil {
+	for more := true; more; more = len(keys) > 0 {
+		some := keys[:min(len(keys), refreshKeys)]
+		keys = keys[len(some):]
+		// That some rows are locked at the moment, or under SERIALIZABLE were
+		// written by others, does not matter: there are several ticks in
+		// markLeft.
+		_, err := conn.Exec(ctx, l.store.sql.Load().mark, append([]any{exec}, markArgs(some...)...)...)
+		if code := sqlState(err); err != nil && code != codeSerialization && code != codeDeadlock {
 			return err
 		}
 	}

@@ -6,6 +6,8 @@ import (
 	"crypto/sha256"
 	"errors"
 	"fmt"
+	"log/slog"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -312,6 +314,274 @@ func TestListenFails(t *testing.T) {
 		}
 		return err == nil
 	})
+	mustAcquire(t, store, "key", "owner", long)
+	drain(signals)
+	mustRelease(t, store, "key", "owner")
+	mustSignal(t, signals)
+}
+
+// dials counts the connections that listen to what a Listen of its opens.
+type dials struct {
+	mu    sync.Mutex
+	times []time.Time
+}
+
+func (d *dials) listen(config *pgx.ConnConfig) func(context.Context) (*pgx.Conn, error) {
+	return func(ctx context.Context) (*pgx.Conn, error) {
+		d.mu.Lock()
+		d.times = append(d.times, time.Now())
+		d.mu.Unlock()
+		return pgx.ConnectConfig(ctx, config)
+	}
+}
+
+// since returns when the n-th dial and those after it were.
+func (d *dials) since(n int) []time.Time {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return slices.Clone(d.times[min(n, len(d.times)):])
+}
+
+// mustPause checks that the pauses between dials double. Each takes what it has
+// to at least; how much longer is up to the machine.
+func mustPause(t *testing.T, dials []time.Time) {
+	t.Helper()
+	want := 100 * time.Millisecond
+	for i, at := range dials[1:] {
+		gap := at.Sub(dials[i])
+		if gap < want {
+			t.Errorf("dial %d of %d came %v after the one before, want %v at least", i+2, len(dials), gap, want)
+		}
+		if want *= 2; gap > 5*time.Second {
+			want = 100 * time.Millisecond // the machine stood still, or this one was fine
+		}
+	}
+}
+
+// logBook keeps what is logged.
+type logBook struct {
+	mu   sync.Mutex
+	text strings.Builder
+}
+
+func (b *logBook) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.text.Write(p)
+}
+
+func (b *logBook) logger() *slog.Logger { return slog.New(slog.NewTextHandler(b, nil)) }
+
+func (b *logBook) count(word string) int {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return strings.Count(b.text.String(), word)
+}
+
+// newRole makes a role that can connect, with rights on the table of o.
+func newRole(t *testing.T, admin *pgxpool.Pool, o pgstore.Options, rights string) (name string) {
+	t.Helper()
+	name = "role_" + strings.ToLower(rand.Text())
+	mustExec(t, admin, "CREATE ROLE "+name+" LOGIN")
+	t.Cleanup(func() {
+		for _, sql := range []string{"DROP OWNED BY ", "DROP ROLE "} {
+			if _, err := admin.Exec(context.Background(), sql+name); err != nil {
+				t.Errorf("%s%s: %v", sql, name, err)
+			}
+		}
+	})
+	if rights != "" {
+		mustExec(t, admin, "GRANT "+rights+" ON "+table(o)+" TO "+name)
+	}
+	return name
+}
+
+// What the role of Options.Listen needs, and that Subscribe does not take a
+// connection for good that cannot keep the marks: the store would open one after
+// the other, 220 a second, while its waiters relied on signals.
+func TestListenRights(t *testing.T) {
+	t.Parallel()
+	admin := newPool(t, testserver.Postgres(t).URL, fast)
+	for name, tt := range map[string]struct {
+		rights   string
+		noUsage  bool
+		database string
+		wrong    string // in the error; "" if there is none
+	}{
+		"all":              {rights: "SELECT, INSERT, UPDATE"},
+		"none":             {noUsage: true, wrong: "the role needs"},
+		"no SELECT":        {rights: "INSERT, UPDATE", wrong: "the role needs"},
+		"no INSERT":        {rights: "SELECT, UPDATE", wrong: "the role needs"},
+		"no UPDATE":        {rights: "SELECT, INSERT", wrong: "the role needs"},
+		"no USAGE":         {rights: "SELECT, INSERT, UPDATE", noUsage: true, wrong: "the role needs"},
+		"another database": {rights: "SELECT, INSERT, UPDATE", database: "template1", wrong: "is missing"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			o := pgstore.Options{Schema: "schema_" + strings.ToLower(rand.Text())}
+			if err := pgstore.Migrate(t.Context(), admin, o); err != nil {
+				t.Fatal(err)
+			}
+			o = store2(o)
+			config := admin.Config().ConnConfig
+			config.User = newRole(t, admin, o, tt.rights)
+			if tt.database != "" {
+				config.Database = tt.database
+			}
+			if !tt.noUsage {
+				mustExec(t, admin, "GRANT USAGE ON SCHEMA "+o.Schema+" TO "+config.User)
+			}
+			var dials dials
+			var book logBook
+			o.Listen, o.Logger = dials.listen(config), book.logger()
+			store := newStore(t, admin, o)
+
+			if tt.wrong == "" {
+				signals, _ := mustSubscribe(t, store, "key")
+				mustAcquire(t, store, "key", "owner", long)
+				drain(signals)
+				mustRelease(t, store, "key", "owner")
+				mustSignal(t, signals)
+				if n := book.count("\n"); n != 0 {
+					t.Errorf("%d lines in the log, want none", n)
+				}
+				return
+			}
+			// Each of these waits for the next dial, or is refused in the pause.
+			for len(dials.since(0)) < 4 {
+				_, stop, err := store.Subscribe(t.Context(), "key")
+				if err == nil {
+					stop()
+					t.Fatal("subscribed, want an error")
+				}
+				if !strings.Contains(err.Error(), tt.wrong) || !strings.Contains(err.Error(), "pgstore.Options.Listen") {
+					t.Fatalf("error %v, want one with %q that names the option", err, tt.wrong)
+				}
+				time.Sleep(time.Millisecond)
+			}
+			mustPause(t, dials.since(0))
+			if n := book.count("level=WARN"); n != 1 || book.count("\n") != 1 {
+				t.Errorf("%d warnings, %d lines in the log, want one", n, book.count("\n"))
+			}
+		})
+	}
+}
+
+// The connection breaks, and may not do any more what it could: those who have
+// subscribed keep their channels, those who come are refused, and both go on
+// when it is mended.
+func TestListenRightsAreLost(t *testing.T) {
+	t.Parallel()
+	admin := newPool(t, testserver.Postgres(t).URL, fast)
+	o := newTable(t, admin)
+	config := admin.Config().ConnConfig
+	config.User = newRole(t, admin, o, "SELECT, INSERT, UPDATE")
+	var dials dials
+	var book logBook
+	o.Listen, o.Logger = dials.listen(config), book.logger()
+	store := newStore(t, admin, o)
+	signals, _ := mustSubscribe(t, store, "key")
+	mustSignal(t, signals)
+
+	mustExec(t, admin, "REVOKE ALL ON "+table(o)+" FROM "+config.User)
+	mustExec(t, admin, "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = $1", config.User)
+	eventually(t, "it is dialled again", func() bool { return len(dials.since(1)) >= 4 })
+	mustPause(t, dials.since(1))
+	for range 3 {
+		if _, stop, err := store.Subscribe(t.Context(), "other key"); err == nil {
+			stop()
+			t.Error("subscribed, want an error")
+		}
+	}
+	select {
+	case _, open := <-signals:
+		t.Errorf("a signal without a connection (channel open: %v)", open)
+	default:
+	}
+	mustExec(t, admin, "GRANT SELECT, INSERT, UPDATE ON "+table(o)+" TO "+config.User)
+	mustSignal(t, signals)
+	mustAcquire(t, store, "key", "owner", long)
+	drain(signals)
+	mustRelease(t, store, "key", "owner")
+	mustSignal(t, signals)
+	mustSubscribe(t, store, "other key")
+	eventually(t, "the log says that it is well again", func() bool { return book.count("level=INFO") == 1 })
+	if n := book.count("\n"); n != 2 {
+		t.Errorf("%d lines in the log, want two", n)
+	}
+}
+
+// A connection that breaks as soon as it listens is no success.
+func TestListenConnectionBreaksAtOnce(t *testing.T) {
+	t.Parallel()
+	application := "breaks at once " + rand.Text()
+	pool := newPool(t, testserver.Postgres(t).URL, fast)
+	o := newTable(t, pool)
+	config := pool.Config().ConnConfig
+	config.RuntimeParams["application_name"] = application
+	var dials dials
+	var book logBook
+	o.Listen, o.Logger = dials.listen(config), book.logger()
+	store := newStore(t, pool, o)
+	signals, _ := mustSubscribe(t, store, "key")
+	breakIt := func() {
+		mustExec(t, pool, "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = $1", application)
+	}
+	for range 5 {
+		mustSignal(t, signals) // it is there
+		breakIt()
+	}
+	mustPause(t, dials.since(0))
+	// Now the pauses are so long that whoever comes meets one.
+	eventually(t, "Subscribe is refused in a pause", func() bool {
+		_, stop, err := store.Subscribe(t.Context(), "other key")
+		if err == nil {
+			stop()
+			breakIt()
+		}
+		return err != nil
+	})
+	mustSignal(t, signals)
+	eventually(t, "the log says that it is well again", func() bool { return book.count("level=INFO") == 1 })
+	if n := book.count("\n"); n != 2 {
+		t.Errorf("%d lines in the log, want two, however often it broke", n)
+	}
+}
+
+// Where statements that collide are refused, a mark that could not be renewed is
+// renewed the next time. The connection is as good as before.
+func TestMarkCollides(t *testing.T) {
+	t.Parallel()
+	application := "collides " + rand.Text()
+	pool := newPool(t, testserver.Postgres(t).URL, fast)
+	o := newTable(t, pool)
+	config := pool.Config().ConnConfig
+	config.RuntimeParams["application_name"] = application
+	var dials dials
+	o.Listen = dials.listen(config)
+	store := newStore(t, pool, o)
+	signals, _ := mustSubscribe(t, store, "key")
+	// The sequence counts what is rolled back, too.
+	name := "collides_" + strings.ToLower(rand.Text())
+	for _, sql := range []string{
+		"CREATE SEQUENCE " + name,
+		"CREATE FUNCTION " + name + `() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+			IF pg_catalog.current_setting('application_name') = '` + application + `' THEN
+				PERFORM pg_catalog.nextval('public.` + name + `');
+				RAISE serialization_failure;
+			END IF;
+			RETURN NEW;
+		END $$`,
+		"CREATE TRIGGER collides BEFORE INSERT OR UPDATE ON " + table(o) + " FOR EACH ROW EXECUTE FUNCTION " + name + "()",
+		"UPDATE " + table(o) + " SET waited_until = clock_timestamp() + interval '20 s'",
+	} {
+		mustExec(t, pool, sql)
+	}
+	eventually(t, "a mark collides twice", func() bool {
+		return value[int](t, pool, "SELECT last_value FROM "+name) >= 2
+	})
+	if n := len(dials.since(0)); n != 1 {
+		t.Errorf("%d connections, want the one", n)
+	}
 	mustAcquire(t, store, "key", "owner", long)
 	drain(signals)
 	mustRelease(t, store, "key", "owner")

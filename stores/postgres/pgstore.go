@@ -73,12 +73,16 @@ type Options struct {
 
 	// Listen opens the connection for LISTEN. The store owns it, and closes it.
 	// Set it where the pool goes through a pooler that cannot LISTEN, and this
-	// one connection can go around it. Default: the pool's own configuration,
-	// BeforeConnect and AfterConnect included, but outside the pool.
+	// one connection can go around it. It has to lead to the pool's database,
+	// where it also renews the marks of keys that are waited for: its role needs
+	// SELECT, INSERT and UPDATE on the table and USAGE on its schema, LISTEN
+	// itself nothing. Without these, Subscribe returns an error, and waiters
+	// poll. Default: the pool's own configuration, BeforeConnect and
+	// AfterConnect included, but outside the pool.
 	Listen func(ctx context.Context) (*pgx.Conn, error)
 
 	// Logger tells when waiters have to poll because there is no connection for
-	// LISTEN, and when they are woken again. Default slog.Default().
+	// LISTEN, and when there has been one for 5 s again. Default slog.Default().
 	Logger *slog.Logger
 }
 

@@ -34,7 +34,7 @@ test: servers-quick ## Run all tests on the servers there are (root on Debian: a
 
 .PHONY: race
 race: servers-quick ## The same under the race detector
-	@tools/test.sh -race -count=1 -timeout=20m $(TESTFLAGS) $(PACKAGES)
+	@tools/test.sh -race -count=1 $(TESTFLAGS) $(PACKAGES)
 
 .PHONY: conformance
 conformance: servers-quick ## Run the conformance suite alone, on every store, and list its rules

@@ -19,6 +19,9 @@ cache=${LEASEKIT_TOOLS:-${XDG_CACHE_HOME:-$HOME/.cache}/leasekit}
 mongo_crate=secantus-mdb
 mongo_version=0.5.3-beta.196
 
+# shellcheck source=tools/apt.sh
+. ./apt.sh
+
 say() { echo "servers: $*"; }
 
 have() { command -v "$1" >/dev/null 2>&1; }
@@ -31,12 +34,7 @@ install() {
 		return 0
 	fi
 	say "apt-get install $*"
-	# The package lists may be missing, as in an image, or too old to fetch by.
-	apt_get "$@" 2>/dev/null || { apt-get update -qq && apt_get "$@"; } || say "apt-get failed"
-}
-
-apt_get() {
-	DEBIAN_FRONTEND=noninteractive apt-get install -qq -y -o Acquire::Retries=3 -o DPkg::Lock::Timeout=120 --no-install-recommends "$@" </dev/null >/dev/null
+	apt_install "$@" || say "apt-get failed"
 }
 
 get_quick() {

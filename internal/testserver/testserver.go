@@ -56,7 +56,7 @@ import (
 // told to. Both are far more than needed: a loaded machine must not fail tests.
 const (
 	startTimeout = 60 * time.Second
-	stopTimeout  = 20 * time.Second
+	stopTimeout  = 60 * time.Second
 )
 
 // Server is a running server. Its methods that stop or pause it work on servers
@@ -536,8 +536,9 @@ func (s *Server) Restart() error {
 		return errors.New("it is running")
 	}
 	// Freed ports are not handed out to clients (see freePort), but the
-	// server's own children may hold one for a moment.
-	deadline := time.Now().Add(stopTimeout)
+	// server's own children may hold one for a moment. That of a cluster's bus
+	// may be a client's; the kernel keeps it for 60 s after that has closed.
+	deadline := time.Now().Add(90 * time.Second)
 	for {
 		err := s.run()
 		if !errors.Is(err, errPortTaken) || time.Now().After(deadline) {

@@ -42,11 +42,12 @@ type hold struct {
 		failures int // in a row
 		err      error
 		cancel   context.CancelFunc
+		returned chan struct{} // closed when the present one is back, if not nil
 	}
 	loss     *LostError
-	disowned bool // the store said that the lease is gone: nothing to release
-	children map[*lockCtx]context.CancelCauseFunc
-	hooks    *hookQueue // nil: none was called yet
+	disowned bool               // the store said that the lease is gone: nothing to release
+	children map[any]leaseChild // by parent, or by themselves
+	hooks    *hookQueue         // nil: none was called yet
 }
 
 // hookQueue keeps the hooks of one hold in order.
@@ -179,6 +180,10 @@ func (h *hold) renewLocked(now time.Time) {
 
 	h.mu.Lock()
 	defer h.unlockAndCallHooks()
+	if number == h.renewal.number && h.renewal.returned != nil {
+		close(h.renewal.returned)
+		h.renewal.returned = nil
+	}
 	current := number == h.renewal.number && h.renewal.waiting
 	switch {
 	case h.state != stateHeld:
@@ -250,8 +255,8 @@ func (h *hold) finishLocked(state state, cause error) {
 		h.renewal.cancel()
 	}
 	h.cancel(cause)
-	for _, cancel := range h.children {
-		cancel(cause)
+	for _, child := range h.children {
+		child.cancel(cause)
 	}
 	h.children = nil
 }
@@ -260,6 +265,7 @@ func (h *hold) finishLocked(state state, cause error) {
 // error of the release, if that failed. It leaves the hooks to the caller, for
 // one of them may be what waits for it.
 func (h *hold) end() (*LostError, error) {
+	var returned <-chan struct{}
 	h.mu.Lock()
 	now := time.Now()
 	if h.state == stateHeld {
@@ -267,6 +273,7 @@ func (h *hold) end() (*LostError, error) {
 		if reason := h.overdueLocked(now); reason != nil {
 			h.loseLocked(reason)
 		} else {
+			returned = h.awaitRenewalLocked()
 			h.finishLocked(stateReleased, ErrReleased)
 		}
 	}
@@ -275,7 +282,14 @@ func (h *hold) end() (*LostError, error) {
 	if disowned {
 		return loss, nil
 	}
-	h.releasing = boundedCtx{parent: h.detached, deadline: now.Add(min(h.s.o.TTL, releaseBound))}
+	bound := min(h.s.o.TTL, releaseBound)
+	if returned != nil {
+		select {
+		case <-returned:
+		case <-time.After(bound):
+		}
+	}
+	h.releasing = boundedCtx{parent: h.detached, deadline: now.Add(bound)}
 	free, err := h.letGo(&h.releasing, loss != nil)
 	h.releasing.stop()
 	if free {
@@ -295,6 +309,19 @@ func (h *hold) end() (*LostError, error) {
 	}
 	h.mu.Unlock()
 	return loss, err
+}
+
+// awaitRenewalLocked returns a channel that is closed when the renewal that is on
+// its way is back, or nil if nobody has to wait for it. A release may overtake a
+// renewal, which then finds no lease. The last renewal, for MinHold, may not: it
+// would be undone by the other, which is of the same owner and has another ttl.
+func (h *hold) awaitRenewalLocked() <-chan struct{} {
+	if !h.renewal.waiting || h.s.o.MinHold <= time.Since(h.granted) {
+		return nil
+	}
+	h.renewal.cancel = nil // it ends by itself, within ttl/3
+	h.renewal.returned = make(chan struct{})
+	return h.renewal.returned
 }
 
 // letGo releases the lease, or, if it was held for less than MinHold, renews it

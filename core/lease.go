@@ -2,6 +2,7 @@ package core
 
 import (
 	"context"
+	"reflect"
 	"sync"
 )
 
@@ -61,31 +62,48 @@ func (l *Lease) Err() error {
 
 // Context returns a child of parent for work under the lease: it carries the
 // token, and is cancelled, with Err as its cause, when the lease is lost or
-// released.
+// released. As long as both live the same parent gets the same child, so that
+// Context may be called for each piece of work.
 func (l *Lease) Context(parent context.Context) context.Context {
-	ctx, cancel := context.WithCancelCause(parent)
 	h := l.hold()
 	if h == nil {
+		ctx, cancel := context.WithCancelCause(parent)
 		cancel(ErrReleased)
 		return ctx
 	}
+	// Not under the mutex: parent may be anybody's implementation.
+	ctx, cancel := context.WithCancelCause(parent)
 	child := &lockCtx{Context: ctx, h: h, outer: lockOf(parent)}
+	var key any = child
+	if reflect.ValueOf(parent).Comparable() {
+		key = parent
+	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if err := h.errLocked(); err != nil {
 		cancel(err)
 		return child
 	}
-	if h.children == nil {
-		h.children = make(map[*lockCtx]context.CancelCauseFunc)
+	if same, ok := h.children[key]; ok {
+		cancel(nil)
+		return same.ctx
 	}
-	h.children[child] = cancel
+	if h.children == nil {
+		h.children = make(map[any]leaseChild)
+	}
+	h.children[key] = leaseChild{child, cancel}
 	context.AfterFunc(ctx, func() { // parent ended: a long lease must not collect its children
 		h.mu.Lock()
 		defer h.mu.Unlock()
-		delete(h.children, child)
+		delete(h.children, key)
 	})
 	return child
+}
+
+// leaseChild is what [Lease.Context] has returned.
+type leaseChild struct {
+	ctx    *lockCtx
+	cancel context.CancelCauseFunc
 }
 
 // Release ends the lease. It returns nil if the lease was held to the end, a

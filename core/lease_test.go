@@ -186,6 +186,47 @@ func TestZeroLeasesAreReleased(t *testing.T) {
 	}
 }
 
+// parents in a struct that cannot be a key of a map.
+type oddContext struct {
+	context.Context
+	_ []int
+}
+
+// A lease may live for days, and its parent for as long.
+func TestLeaseContextOfTheSameParentIsOne(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		lease, err := newStrategy(t, newMemory(t), core.Options{}).Acquire(t.Context(), "key")
+		if err != nil {
+			t.Fatal(err)
+		}
+		parent, cancel := context.WithCancel(t.Context())
+		first := lease.Context(parent)
+		for range 1000 {
+			if lease.Context(parent) != first {
+				t.Fatal("another context for the same parent")
+			}
+		}
+		if lease.Context(t.Context()) == first {
+			t.Error("the same context for another parent")
+		}
+		odd := oddContext{Context: t.Context()}
+		if a, b := lease.Context(odd), lease.Context(odd); a.Err() != nil || b.Err() != nil {
+			t.Errorf("%v, %v", a.Err(), b.Err())
+		}
+		if n := core.ChildrenOf(lease); n != 4 {
+			t.Errorf("the lease has %d contexts to cancel, want 4", n)
+		}
+		cancel()
+		synctest.Wait()
+		if n := core.ChildrenOf(lease); n != 3 || first.Err() == nil {
+			t.Errorf("the lease has %d contexts to cancel, want 3, after one has ended: %v", n, first.Err())
+		}
+		if err := lease.Release(); err != nil {
+			t.Fatal(err)
+		}
+	})
+}
+
 func TestLeaseContext(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		store := newScriptedStore(t)

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -707,6 +708,63 @@ func TestMinHoldAfterALossReleases(t *testing.T) {
 		if n := len(store.seen("release")); n != 1 {
 			t.Errorf("%d releases, want 1", n)
 		}
+	})
+}
+
+// A renewal that is on its way when the callback returns is of the same owner: it
+// must not come after the one that keeps the key.
+func TestMinHoldIsSentAfterTheRenewalOnItsWay(t *testing.T) {
+	for _, minHold := range []time.Duration{20 * time.Second, 4 * time.Second} {
+		t.Run(minHold.String(), func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				const ttl = 9 * time.Second
+				store := newScriptedStore(t)
+				var late atomic.Bool
+				store.renew = func(_ context.Context, r request) (bool, error) {
+					if !late.Swap(true) {
+						deaf(2 * time.Second) // and then it is executed, whatever its ctx says
+					}
+					return store.confirm(r)
+				}
+				s := newStrategy(t, store, core.Options{TTL: ttl, MinHold: minHold})
+				if err := s.Do(t.Context(), "key", until(ttl/3, nil)); err != nil {
+					t.Fatal(err)
+				}
+				calls := store.seen()
+				if last := calls[len(calls)-1]; last.at != calls[1].at+2*time.Second {
+					t.Errorf("calls %v, want the last with the answer to the renewal", calls)
+				}
+				if rest := minHold - time.Since(store.start); rest > 0 {
+					time.Sleep(rest - time.Nanosecond)
+					wantHeld(t, store.real, "key")
+					time.Sleep(time.Nanosecond)
+				}
+				wantFree(t, store.real, "key")
+			})
+		})
+	}
+}
+
+// One that never comes back is not waited for.
+func TestMinHoldBesideARenewalThatHangs(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		store := newScriptedStore(t)
+		var hung atomic.Bool
+		store.renew = func(_ context.Context, r request) (bool, error) {
+			if !hung.Swap(true) {
+				deaf(time.Hour)
+				return false, errServer
+			}
+			return store.confirm(r)
+		}
+		s := newStrategy(t, store, core.Options{TTL: ttl, MinHold: time.Minute})
+		if err := s.Do(t.Context(), "key", until(third, nil)); err != nil {
+			t.Fatal(err)
+		}
+		if waited := time.Since(store.start) - third; waited > 5*time.Second {
+			t.Errorf("waited %v, want at most 5s", waited)
+		}
+		wantHeld(t, store.real, "key")
 	})
 }
 

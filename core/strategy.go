@@ -45,7 +45,9 @@ type Options struct {
 	// when the callback ends earlier: a machine whose clock or cron is late
 	// then finds a short job's key still held, and does not run it again. The
 	// callback's caller does not wait for it: one last renewal, for what is
-	// left, takes the place of the release. Default 0: released at once.
+	// left, takes the place of the release. A renewal that was given up before,
+	// on a network that delays it, may undo that: the key is then free, or held,
+	// by TTL. Default 0: released at once.
 	MinHold time.Duration
 
 	// MaxHold is how long a lease may be held at most. After that it is no

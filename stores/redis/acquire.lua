@@ -7,7 +7,9 @@
 --   ARGV[3]  length of the lease in microseconds
 --   ARGV[4]  retention in milliseconds: the record outlives its lease by it
 --   result   n > 0: acquired, n is the fencing token
---            n <= 0: held, the present lease lives for -n more microseconds
+--            n < 0: held, the present lease lives for -n more microseconds
+--            error FOREIGN: what is there is no lease
+--            error LATE: an earlier delivery of the call won a lease that is over
 --
 -- Atomic because Redis runs a script alone: between the read of the record and
 -- the write no other client gets in. A held key is only read, which costs
@@ -46,9 +48,9 @@ if record[3] or redis.call('EXISTS', KEYS[1]) == 1 then
     return now - ends
   end
   if again then
-    -- A late second delivery: the lease it won is over, and whoever sent it
-    -- has moved on. Another lease would be held by nobody.
-    return 0
+    -- A late second delivery: the lease it won is over, and another would
+    -- perhaps be held by nobody. Nor would "held" be true.
+    return redis.error_reply('LATE')
   end
   if last >= now then
     token = last + 1

@@ -163,6 +163,43 @@ func TestCluster(t *testing.T) {
 
 	t.Run("leases of all masters", func(t *testing.T) { testLeases(t, client) })
 
+	t.Run("a type that embeds the client", func(t *testing.T) {
+		type traced struct{ redis.UniversalClient }
+		wrapped := &traced{traced{client}}
+		testLeases(t, wrapped)
+		store := newStore(t, wrapped, redisstore.Options{})
+		for _, key := range keys[:6] {
+			signals, _ := subscribe(t, store, key)
+			cycle(t, store, key)
+			mustSignal(t, signals)
+		}
+	})
+
+	// It knows one master of three. Its answers are right, or errors.
+	t.Run("a client of one master", func(t *testing.T) {
+		store := newStore(t, connect(t, masters[0].Addr, nil), redisstore.Options{Logger: quiet})
+		for _, err := range store.Leases(t.Context(), core.LeaseQuery{}) {
+			if err == nil || !strings.Contains(err.Error(), "ClusterClient") {
+				t.Fatalf("listing a third of the leases: error %v, want one that names ClusterClient", err)
+			}
+		}
+		refused := 0
+		for _, key := range keys {
+			_, stop, err := store.Subscribe(t.Context(), key)
+			switch {
+			case err == nil:
+				stop()
+			case redis.HasErrorPrefix(err, "MOVED"):
+				refused++
+			default:
+				t.Errorf("Subscribe(%q): %v", key, err)
+			}
+		}
+		if refused == 0 {
+			t.Error("no subscription was refused, want those to keys of other masters")
+		}
+	})
+
 	t.Run("slot moves", func(t *testing.T) {
 		store := newStore(t, client, redisstore.Options{Logger: quiet})
 		var key string

@@ -123,10 +123,18 @@ var globQuoter = strings.NewReplacer(`\`, `\\`, `*`, `\*`, `?`, `\?`, `[`, `\[`,
 
 // masters returns a client for each server that has keys of its own.
 func (s *Store) masters(ctx context.Context) ([]redis.Cmdable, error) {
-	cluster, ok := s.client.(interface {
+	cluster, ok := inner[interface {
 		ForEachMaster(ctx context.Context, fn func(ctx context.Context, client *redis.Client) error) error
-	})
+	}](s.client)
 	if !ok {
+		// A server of a cluster has a part of the keys, and its client does not
+		// know. Where one may not ask, there is nothing to be known.
+		info, _ := s.client.ClusterInfo(ctx).Result()
+		for line := range strings.Lines(info) {
+			if n, ok := strings.CutPrefix(strings.TrimSpace(line), "cluster_size:"); ok && n != "0" && n != "1" {
+				return nil, fmt.Errorf("redis: the client is not one of a cluster, and its server is one of %s masters, so that the list would lack keys: use a redis.ClusterClient", n)
+			}
+		}
 		return []redis.Cmdable{s.client}, nil
 	}
 	var mu sync.Mutex

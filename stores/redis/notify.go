@@ -63,6 +63,7 @@ type hub struct {
 	topics map[string]*topic // by channel
 	links  map[node]*link
 	closed bool
+	lost   bool // a connection, which has been logged, and none is back
 }
 
 // topic is one channel with everybody who waits for it. Its fields are guarded
@@ -138,7 +139,7 @@ func newHub(client redis.UniversalClient, log *slog.Logger) *hub {
 		links:  map[node]*link{},
 	}
 	h.ctx, h.cancel = context.WithCancel(context.Background())
-	h.cluster, _ = client.(cluster)
+	h.cluster, _ = inner[cluster](client)
 	return h
 }
 
@@ -475,7 +476,8 @@ func (l *link) lost(err error) (alive bool) {
 			l.hub.fail(t, err)
 		}
 	}
-	if alive && waiting > 0 {
+	if alive && waiting > 0 && !l.hub.lost {
+		l.hub.lost = true
 		l.hub.log.Warn("lock wake-ups lost their redis connection, waiters poll until it is back",
 			slog.Int("keys", waiting), slog.Any("error", err))
 	}
@@ -549,6 +551,10 @@ func (l *link) confirmed(m *redis.Subscription) error {
 	if len(l.sent) > 0 && l.sent[0].kind == m.Kind && l.sent[0].channel == m.Channel {
 		t := l.sent[0].topic
 		l.sent = l.sent[1:]
+		if t != nil && l.hub.lost {
+			l.hub.lost = false
+			l.hub.log.Info("lock wake-ups have a redis connection again")
+		}
 		switch {
 		case t == nil || t.link != l: // unsubscribed, or left meanwhile
 		case t.isSettled():
@@ -582,7 +588,7 @@ func (l *link) refused(reply redis.Error) error {
 	l.sent = l.sent[1:]
 	switch {
 	case t == nil || t.link != l:
-	case t.isSettled() || redis.HasErrorPrefix(reply, "MOVED"):
+	case t.isSettled() || l.hub.cluster != nil && redis.HasErrorPrefix(reply, "MOVED"):
 		t.state = topicLost
 		l.poke()
 	default:

@@ -360,8 +360,8 @@ func TestBrokenConnection(t *testing.T) {
 				mustSignal(t, all[i])
 				mustSignal(t, all[i+3])
 			}
-			if text := log.String(); !strings.Contains(text, "keys=3") {
-				t.Errorf("logged %q, want the loss of a connection with 3 keys", text)
+			if text := log.String(); !strings.Contains(text, "keys=3") || !strings.Contains(text, "level=INFO") {
+				t.Errorf("logged %q, want the loss of a connection with 3 keys, and that it is back", text)
 			}
 		})
 	}

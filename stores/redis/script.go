@@ -126,6 +126,8 @@ func explain(ctx context.Context, record string, err error) error {
 			kind = words[1]
 		}
 		return fmt.Errorf("redis: key %q holds a %s that is no lock record, it was left as it is: %w", record, kind, err)
+	case redis.HasErrorPrefix(err, "LATE"):
+		return fmt.Errorf("redis: key %q was granted, but the answer was lost, and the lease is over since: %w", record, err)
 	case strings.Contains(err.Error(), "unexpected symbol near '#'"):
 		return fmt.Errorf("redis: this server is too old, Redis 7.0 or Valkey 7.2 is the oldest that will do: %w", err)
 	}

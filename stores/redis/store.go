@@ -37,7 +37,8 @@ type Options struct {
 	Retention time.Duration
 
 	// Logger says when waiters fall back to polling because the connection
-	// for wake-ups was lost, and when it is back. Default slog.Default().
+	// for wake-ups was lost, and when there is one again. Default
+	// slog.Default().
 	Logger *slog.Logger
 }
 
@@ -71,14 +72,14 @@ var (
 //
 // A *redis.Client is fine, of one server or of a Sentinel (NewFailoverClient),
 // and so is a *redis.ClusterClient, of a cluster or of a Sentinel
-// (NewFailoverClusterClient). A Ring is not: it sends a key to another server
+// (NewFailoverClusterClient). A type that embeds one of them, or a
+// redis.UniversalClient, is seen through. A Ring is not fine: it sends a key to another server
 // when the first does not answer, and then both servers grant it.
 func New(client redis.UniversalClient, o Options) (*Store, error) {
 	if client == nil || reflect.ValueOf(client).Kind() == reflect.Pointer && reflect.ValueOf(client).IsNil() {
 		return nil, fmt.Errorf("redisstore: %w: no client", core.ErrInvalid)
 	}
-	// SetAddrs is what only a Ring has; a wrapper that embeds one has it too.
-	if _, ring := client.(interface{ SetAddrs(map[string]string) }); ring {
+	if _, ring := inner[interface{ SetAddrs(map[string]string) }](client); ring { // only a Ring has it
 		return nil, fmt.Errorf("redisstore: %w: a Ring moves keys to another server when one is down, so that both grant them: use a Client or a ClusterClient", core.ErrInvalid)
 	}
 	if o.Retention < 0 {
@@ -105,6 +106,30 @@ func New(client redis.UniversalClient, o Options) (*Store, error) {
 		inspect:   newScript(inspectSource),
 		breaking:  newScript(breakSource),
 	}, nil
+}
+
+// inner returns client as a T, or the client that it embeds, as a wrapper does
+// that adds tracing, say.
+func inner[T any](client redis.UniversalClient) (found T, ok bool) {
+	for range 8 { // more than anybody wraps
+		if found, ok = client.(T); ok {
+			return found, true
+		}
+		v := reflect.Indirect(reflect.ValueOf(client))
+		if v.Kind() != reflect.Struct {
+			return found, false
+		}
+		client = nil
+		for i := range v.NumField() {
+			if f := v.Type().Field(i); f.Anonymous && f.IsExported() && client == nil {
+				client, _ = reflect.TypeAssert[redis.UniversalClient](v.Field(i))
+			}
+		}
+		if client == nil {
+			return found, false
+		}
+	}
+	return found, false
 }
 
 // Acquire implements [core.LockStore]: one EVALSHA, which only reads when the

@@ -43,6 +43,8 @@ func TestNew(t *testing.T) {
 		{"typed nil", none, redisstore.Options{}, "no client"},
 		{"ring", ring, redisstore.Options{}, "both grant"},
 		{"wrapped ring", struct{ *redis.Ring }{ring}, redisstore.Options{}, "both grant"},
+		{"ring in an interface", &struct{ redis.UniversalClient }{struct{ redis.UniversalClient }{ring}}, redisstore.Options{}, "both grant"},
+		{"nothing in an interface", struct{ redis.UniversalClient }{}, redisstore.Options{Retention: -1}, "retention"},
 		{"negative retention", client, redisstore.Options{Retention: -1}, "retention -1ns"},
 	} {
 		t.Run(test.name, func(t *testing.T) {

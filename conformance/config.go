@@ -120,12 +120,13 @@ type Config struct {
 	// Faults lets the suite break the network between a client and the server.
 	Faults Faults
 
-	// NotSupported names rules, or whole groups, that the store does not claim
-	// to keep, with the reason. They are not run, and the summary lists them.
+	// NotSupported names rules ("TokenFitsJSON" or "Fencing/TokenFitsJSON"), or
+	// whole groups ("Fencing"), that the store does not claim to keep, with the
+	// reason. They are not run, and the summary lists them.
 	NotSupported map[string]string
 
-	// KnownFailing names rules that the store is known to break, with the
-	// reason. They run and must fail: one that passes is a failure of the
+	// KnownFailing names rules, in the same way, that the store is known to
+	// break, with the reason. They run and must fail: one that passes is a failure of the
 	// test, so that the entry is removed on the day it is mended.
 	KnownFailing map[string]string
 

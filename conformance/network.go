@@ -505,6 +505,7 @@ func checkReleaseLost(t *T) {
 	for range 3 {
 		n.checkReleaseReplyLost()
 	}
+	n.checkReleaseNotSent()
 	n.checkReleaseLate()
 }
 
@@ -532,6 +533,29 @@ func (n *network) checkReleaseReplyLost() {
 	successor.MustRelease()
 }
 
+// checkReleaseNotSent has a lease that is long enough to tell whether the release
+// was done, however long Release takes to give up.
+func (n *network) checkReleaseNotSent() {
+	t := n.t
+	lease := t.Acquire(n.store, t.Key(), t.Long())
+	trap := n.proxy.HoldRequest(lease.Key)
+	c := t.startRelease(lease)
+	t.mustSpring(trap, c)
+	c.giveUp()
+	if c.err == nil { // unless another delivery got through
+		try := t.Try(n.view, lease.Key, t.Owner(), t.Long())
+		if !try.Acquired && lease.Live(try.Answered) {
+			t.Broken("Release was nil, it did not reach the server, and the key is held", "an error")
+		}
+		if try.Acquired {
+			(&Lease{t: t, Store: n.view, Try: try}).MustRelease()
+		}
+	}
+	trap.Deliver()
+	n.heal()
+	lease.MustRelease()
+}
+
 func (n *network) checkReleaseLate() {
 	t := n.t
 	lease := t.Acquire(n.store, t.Key(), t.TTL())
@@ -539,11 +563,6 @@ func (n *network) checkReleaseLate() {
 	c := t.startRelease(lease)
 	t.mustSpring(trap, c)
 	c.giveUp()
-	if c.err == nil {
-		if try := t.Try(n.view, lease.Key, t.Owner(), t.TTL()); !try.Acquired && lease.Live(try.Answered) {
-			t.Broken("Release was nil, it did not reach the server, and the key is held", "an error")
-		}
-	}
 	next := t.successor(lease, n.view, tooLate)
 	next.MustRenew(t.Long())
 

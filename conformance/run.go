@@ -88,6 +88,7 @@ func (c *Config) prepare() ([]Rule, error) {
 	for _, r := range rules {
 		names[r.Group] = true
 	}
+	c.NotSupported, c.KnownFailing = bare(c.NotSupported, rules), bare(c.KnownFailing, rules)
 	// A name that was mistyped, or whose rule was renamed, must not switch off
 	// nothing and look as if it did.
 	for name := range c.NotSupported {
@@ -101,6 +102,19 @@ func (c *Config) prepare() ([]Rule, error) {
 		}
 	}
 	return rules, nil
+}
+
+// bare is m with the names of rules alone, where they were given as they are
+// printed, with their group.
+func bare(m map[string]string, rules []Rule) map[string]string {
+	short := maps.Clone(m)
+	for _, r := range rules {
+		if reason, ok := short[r.Group+"/"+r.Name]; ok {
+			delete(short, r.Group+"/"+r.Name)
+			short[r.Name] = reason
+		}
+	}
+	return short
 }
 
 // why tells why r is not run, or "".

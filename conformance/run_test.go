@@ -32,7 +32,7 @@ var cases = map[string]func() Config{
 	},
 	"known failing passes": func() Config {
 		c := fake("")
-		c.KnownFailing = map[string]string{"TokenFitsJSON": "issue 12"}
+		c.KnownFailing = map[string]string{"Fencing/TokenFitsJSON": "issue 12"}
 		return c
 	},
 	"misspelt": func() Config {

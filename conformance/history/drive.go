@@ -95,6 +95,9 @@ func (p *Plan) fill() error {
 	p.Timeout = cmp.Or(p.Timeout, p.TTL)
 	p.Abandon = cmp.Or(p.Abandon, DefaultAbandon)
 	p.Check.fill()
+	if p.Check.Slack < 0 {
+		return fmt.Errorf("history: Plan.Check.Slack %v: use 0 for the default of %v, or more", p.Check.Slack, conformance.DefaultSlack)
+	}
 	if p.TTL < minTTL {
 		return fmt.Errorf("history: Plan.TTL %v: use at least %v", p.TTL, minTTL)
 	}

@@ -104,7 +104,7 @@ command line is seen by every user of the machine.`,
 		SilenceUsage:  true,
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) > 0 {
-				return usageError("unknown command %q: use run, list, show or break", args[0])
+				return usageError("unknown command %q: use run, list, show, break, init, torture, completion, man or version", args[0])
 			}
 			return nil
 		},
@@ -116,6 +116,15 @@ command line is seen by every user of the machine.`,
 	flags.StringVar(&a.prefix, "prefix", "", "what the store puts in front of every key (default the store's own)")
 	root.MarkFlagsMutuallyExclusive("store", "store-file")
 	root.AddCommand(a.runCommand(), a.listCommand(), a.showCommand(), a.breakCommand(), a.initCommand(), a.tortureCommand(), versionCommand(), manCommand(root))
+	root.InitDefaultCompletionCmd()
+	for _, c := range root.Commands() {
+		if c.Name() == "completion" { // it would print help, and call that a success
+			c.Args = cobra.ArbitraryArgs
+			c.RunE = func(*cobra.Command, []string) error {
+				return usageError("completion needs a shell: bash, zsh, fish or powershell")
+			}
+		}
+	}
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError("%w", err) })
 	return root
 }

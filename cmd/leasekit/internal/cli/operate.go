@@ -53,6 +53,9 @@ func (a *app) showCommand() *cobra.Command {
 		Example: `  leasekit show nightly-report`,
 		Args:    exactArgs(1, "show needs one key"),
 		RunE: func(cmd *cobra.Command, args []string) error {
+			if err := core.CheckKey(args[0]); err != nil { // "" would be every key
+				return usageError("%w", err)
+			}
 			n, err := a.show(cmd.Context(), core.LeaseQuery{Key: args[0]}, asJSON)
 			if err == nil && n == 0 {
 				return &codeError{exitFailure, fmt.Errorf("nobody holds %q", args[0])}

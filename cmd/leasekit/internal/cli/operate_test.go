@@ -57,6 +57,9 @@ func TestShow(t *testing.T) {
 		t.Errorf("free key: exit code %d, %s", code, stderr)
 	}
 	hold(t, url, key, "me")
+	if code, stdout, _ := run(t, url, "show", ""); code != exitUsage || stdout != "" { // an unset variable
+		t.Errorf("empty key: exit code %d, %q", code, stdout)
+	}
 	if code, stdout, stderr := run(t, url, "show", key); code != 0 || !strings.Contains(stdout, "me") {
 		t.Errorf("held key: exit code %d, %q, %s", code, stdout, stderr)
 	}
@@ -157,6 +160,11 @@ func TestManualCompletionAndVersion(t *testing.T) {
 	}
 	if host, _ := os.Hostname(); host != "" && strings.Contains(string(page), host+":") {
 		t.Error("the manual contains this machine's name")
+	}
+	for _, args := range [][]string{{"completion"}, {"completion", "nosuch"}} {
+		if code, stdout, _ := run(t, "", args...); code != exitUsage || stdout != "" {
+			t.Errorf("%v: exit code %d, %q", args, code, stdout)
+		}
 	}
 	for _, shell := range []string{"bash", "zsh", "fish"} {
 		if code, stdout, _ := run(t, "", "completion", shell); code != 0 || !strings.Contains(stdout, "leasekit") {

@@ -441,6 +441,13 @@ func TestPasswordStaysSecret(t *testing.T) {
 		"postgres://127.0.0.1:1/db?user=me&password=" + password,
 		"mongodb://user:" + password + "@127.0.0.1:x/",
 		"nonsense://user:" + password + "@host",
+		"redis://user:sek?w0rd@127.0.0.1:1",
+		"redis://user:sek#w0rd@127.0.0.1:1",
+		"redis://user:55/w0rd@127.0.0.1:1",
+		"etcd://user:w0rd?x@127.0.0.1:1",
+		"redis:/user:w0rd@127.0.0.1:1",
+		"rediss//user:w0rd@127.0.0.1:1",
+		"user:w0rd@127.0.0.1:1",
 	} {
 		for _, args := range [][]string{{"run", "key", "--", "true"}, {"run", "--json", "key", "--", "true"}} {
 			code, stdout, stderr := run(t, url, args...)
@@ -453,6 +460,10 @@ func TestPasswordStaysSecret(t *testing.T) {
 				}
 			}
 		}
+	}
+	// A short one is part of many words: to mask those would tell it.
+	if _, _, stderr := run(t, "nonsense://u:e@host", "run", "key", "--", "true"); strings.Contains(stderr, "e@") || strings.Contains(stderr, "nons***") {
+		t.Errorf("a password of one letter: %s", stderr)
 	}
 	if code, _, stderr := run(t, "", "run", "--store-file", file, "key", "--", "true"); code != exitStore || strings.Contains(stderr, "w0rd") {
 		t.Errorf("--store-file: exit code %d, %s", code, stderr)

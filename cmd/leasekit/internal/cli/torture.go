@@ -69,6 +69,8 @@ func (a *app) torture(ctx context.Context, f tortureFlags) error {
 	switch {
 	case f.duration <= 0:
 		return usageError("--for %v: use a time such as 60s", f.duration)
+	case f.slack < 0:
+		return usageError("--slack %v: use 0 for the default, or more", f.slack)
 	case f.clients < 2 || f.keys < 1:
 		return usageError("--clients must be at least 2, --keys at least 1")
 	}

@@ -31,6 +31,9 @@ func TestTortureReportsAStoreThatIsAway(t *testing.T) {
 	if code, _, stderr := run(t, "redis://127.0.0.1:1", "torture", "--for", "1s"); code != exitStore {
 		t.Errorf("exit code %d, want %d; %s", code, exitStore, stderr)
 	}
+	if code, _, _ := run(t, "memory:", "torture", "--for", "1s", "--slack", "-1s"); code != exitUsage {
+		t.Errorf("negative slack: exit code %d, want %d", code, exitUsage)
+	}
 	if code, _, _ := run(t, "memory:", "torture", "--for", "0s"); code != exitUsage {
 		t.Errorf("--for 0s: exit code %d, want %d", code, exitUsage)
 	}

@@ -53,10 +53,24 @@ type Opened struct {
 // "" for its default. No error contains a password.
 func Open(raw, prefix string) (*Opened, error) {
 	o, err := open(raw, prefix)
-	if err != nil {
-		return nil, errors.New(Redact(raw, err.Error()))
+	switch {
+	case err == nil:
+		return o, nil
+	case unreadable(raw):
+		return nil, fmt.Errorf("the store's URL cannot be read, and is not shown because of its password: begin with one of %s, then ://, and in a user or password write %%2F for /, %%3F for ?, %%23 for #, %%40 for @, %%25 for %%", strings.Join(Schemes, ", "))
 	}
-	return o, nil
+	return nil, errors.New(Redact(raw, err.Error()))
+}
+
+// unreadable reports whether raw may have a password that is not where it can be
+// found: before the last @, behind a character that ends the host.
+func unreadable(raw string) bool {
+	_, rest, ok := strings.Cut(raw, "://")
+	if _, err := url.Parse(raw); !ok || err != nil {
+		return strings.Contains(raw, "@")
+	}
+	end := strings.IndexAny(rest, "/?#")
+	return end >= 0 && strings.Contains(rest[end:], "@")
 }
 
 func open(raw, prefix string) (*Opened, error) {
@@ -251,14 +265,24 @@ func openMongo(raw, prefix string) (*Opened, error) {
 // quoted them.
 func Redact(raw, text string) string {
 	for _, secret := range secrets(raw) {
-		text = strings.ReplaceAll(text, secret, "***")
+		text = mask(text, secret)
 		for _, unescape := range []func(string) (string, error){url.PathUnescape, url.QueryUnescape} {
 			if plain, err := unescape(secret); err == nil {
-				text = strings.ReplaceAll(text, plain, "***")
+				text = mask(text, plain)
 			}
 		}
 	}
 	return text
+}
+
+// mask takes secret out of text. A very short one is part of many words, which
+// would tell it: it is looked for where passwords stand.
+func mask(text, secret string) string {
+	if len(secret) > 3 {
+		return strings.ReplaceAll(text, secret, "***")
+	}
+	text = strings.ReplaceAll(text, ":"+secret+"@", ":***@")
+	return strings.ReplaceAll(text, "password="+secret, "password=***")
 }
 
 // secrets finds passwords by hand: raw may be no URL at all, which is when an

@@ -27,7 +27,7 @@ func validationRules() []Rule {
 		Check:    checkOddOwners,
 	}, Rule{
 		Name:     "OddTTLs",
-		Sentence: "ttl >= 1 ms, and a ttl finer than the backend can keep is rounded up.",
+		Sentence: "Every ttl from 1 ms to the longest time.Duration works, and one finer than the backend can keep is rounded up, without overflow.",
 		Check:    checkOddTTLs,
 	})
 }

@@ -36,6 +36,8 @@ func (r *Report) writeJSON(w io.Writer) error {
 func duration(ns int64) string {
 	d := time.Duration(ns)
 	switch {
+	case d == 0:
+		return "-" // nothing was measured
 	case d >= 10*time.Second:
 		return d.Round(100 * time.Millisecond).String()
 	case d >= time.Second:

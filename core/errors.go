@@ -69,8 +69,10 @@ func (e *NotAcquiredError) Code() string { return "LOCK_NOT_ACQUIRED" }
 // HTTPStatus returns 409, Conflict.
 func (e *NotAcquiredError) HTTPStatus() int { return 409 }
 
-// IsRejection reports whether err says that a key was held by someone else: the
-// work was refused, and nothing went wrong.
+// IsRejection reports whether err says that a key was held: the work was refused,
+// and nothing went wrong. Only that a key is held by the very code that asks for
+// it, which would wait for itself, is a mistake: [NotAcquiredError].Reentrant
+// tells.
 func IsRejection(err error) bool { return errors.Is(err, ErrNotAcquired) }
 
 // LostError says that the lease ended while its holder still worked. It is the

@@ -45,7 +45,13 @@ func usageError(format string, args ...any) error {
 	return &codeError{exitUsage, fmt.Errorf(format, args...)}
 }
 
-func storeError(err error) error { return &codeError{exitStore, err} }
+func storeError(err error) error {
+	// The stores speak to people who write Go.
+	if text := err.Error(); strings.Contains(text, "pgstore.Migrate") || strings.Contains(text, "mongostore.EnsureIndexes") {
+		err = fmt.Errorf("%w: leasekit init does that", err)
+	}
+	return &codeError{exitStore, err}
+}
 
 // Main runs leasekit with args and returns its exit code.
 func Main(args []string) int {

@@ -95,6 +95,22 @@ func TestOperatorCommandsReportAStoreThatIsAway(t *testing.T) {
 	}
 }
 
+func TestInitPreparesTheStore(t *testing.T) {
+	t.Parallel()
+	url := testserver.StartPostgres(t).URL
+	if code, _, stderr := run(t, url, "run", "key", "--", "true"); code != exitStore || !strings.Contains(stderr, "leasekit init") {
+		t.Errorf("without a table: exit code %d, %s", code, stderr)
+	}
+	for range 2 {
+		if code, _, stderr := run(t, url, "init"); code != 0 {
+			t.Fatalf("init: exit code %d, %s", code, stderr)
+		}
+	}
+	if code, _, stderr := run(t, url, "run", "key", "--", "true"); code != 0 {
+		t.Errorf("after init: exit code %d, %s", code, stderr)
+	}
+}
+
 // A server that takes connections and says nothing. The driver of etcd waits for
 // as long as it is let.
 func TestCommandsGiveUpOnASilentStore(t *testing.T) {

@@ -59,6 +59,7 @@ func TestExitCodes(t *testing.T) {
 		{"no store", "", []string{"run", "key", "--", "true"}, 64, "LEASEKIT_STORE"},
 		{"no URL", "localhost", []string{"run", "key", "--", "true"}, 64, "begin with one of"},
 		{"unknown scheme", "zookeeper://host", []string{"run", "key", "--", "true"}, 64, "unknown scheme"},
+		{"no master", "redis+sentinel://host", []string{"run", "key", "--", "true"}, 64, "master_name"},
 		{"bad port", "redis://u:secret@host:port", []string{"run", "key", "--", "true"}, 64, "invalid port"},
 	} {
 		t.Run(test.name, func(t *testing.T) {

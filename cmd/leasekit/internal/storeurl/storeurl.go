@@ -66,7 +66,7 @@ func Open(raw, prefix string) (*Opened, error) {
 // found: before the last @, behind a character that ends the host.
 func unreadable(raw string) bool {
 	_, rest, ok := strings.Cut(raw, "://")
-	if _, err := url.Parse(raw); !ok || err != nil {
+	if !ok {
 		return strings.Contains(raw, "@")
 	}
 	end := strings.IndexAny(rest, "/?#")
@@ -87,7 +87,11 @@ func open(raw, prefix string) (*Opened, error) {
 	case "redis+cluster", "rediss+cluster":
 		return openRedis(redis.ParseClusterURL(strings.TrimSuffix(scheme, "+cluster")+":"+rest))(prefix, func(o *redis.ClusterOptions) redis.UniversalClient { return redis.NewClusterClient(o) })
 	case "redis+sentinel", "rediss+sentinel":
-		return openRedis(redis.ParseFailoverURL(strings.TrimSuffix(scheme, "+sentinel")+":"+rest))(prefix, func(o *redis.FailoverOptions) redis.UniversalClient { return redis.NewFailoverClient(o) })
+		o, err := redis.ParseFailoverURL(strings.TrimSuffix(scheme, "+sentinel") + ":" + rest)
+		if err == nil && o.MasterName == "" {
+			err = errors.New("add ?master_name=NAME, as the Sentinels call it")
+		}
+		return openRedis(o, err)(prefix, func(o *redis.FailoverOptions) redis.UniversalClient { return redis.NewFailoverClient(o) })
 	case "etcd", "etcds":
 		return openEtcd(raw, prefix)
 	case "postgres", "postgresql":

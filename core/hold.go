@@ -286,7 +286,7 @@ func (h *hold) end() (*LostError, error) {
 	if returned != nil {
 		select {
 		case <-returned:
-		case <-time.After(bound):
+		case <-time.After(bound / 2): // the rest is for what follows
 		}
 	}
 	h.releasing = boundedCtx{parent: h.detached, deadline: now.Add(bound)}

@@ -52,6 +52,11 @@ func Start(path string, argv, env []string) (*Child, error) {
 	killWithParent(attributes)
 	changed := make(chan os.Signal, 1)
 	signal.Notify(changed, unix.SIGCHLD)
+	// Before there is a command that could go on while this process is stopped.
+	stops := make(chan os.Signal, 1)
+	if !signal.Ignored(unix.SIGTSTP) {
+		signal.Notify(stops, unix.SIGTSTP)
+	}
 	started := make(chan error, 1)
 	go func() {
 		// The kernel kills the command when the thread that started it ends,
@@ -64,13 +69,14 @@ func Start(path string, argv, env []string) (*Child, error) {
 			Sys:   attributes,
 		})
 		if err != nil {
+			signal.Stop(stops)
 			c.leaveTerminal()
 			started <- err
 			return
 		}
 		c.pid = process.Pid
 		_ = process.Release() // waited for below, stops included
-		go c.passStopsOn()
+		go c.passStopsOn(stops)
 		started <- nil
 		c.wait(changed)
 	}()
@@ -115,8 +121,8 @@ func (c *Child) EndGroup(kill <-chan time.Time) {
 	for {
 		// Orphans of the command come to this process, if it is the first of
 		// its container.
-		for pid, err := unix.Wait4(-c.pid, nil, unix.WNOHANG, nil); err == nil && pid > 0; {
-			pid, err = unix.Wait4(-c.pid, nil, unix.WNOHANG, nil)
+		for reaped := 1; reaped > 0; {
+			reaped, _ = unix.Wait4(-c.pid, nil, unix.WNOHANG, nil) // -1 with an error
 		}
 		if err := unix.Kill(-c.pid, 0); errors.Is(err, unix.ESRCH) {
 			return
@@ -164,12 +170,7 @@ func (c *Child) wait(changed <-chan os.Signal) {
 
 // passStopsOn hands Ctrl-Z on to the command, whose stop then stops this process:
 // the terminal sends it here while the command has not been given it.
-func (c *Child) passStopsOn() {
-	if signal.Ignored(unix.SIGTSTP) {
-		return
-	}
-	stops := make(chan os.Signal, 1)
-	signal.Notify(stops, unix.SIGTSTP)
+func (c *Child) passStopsOn(stops chan os.Signal) {
 	defer signal.Stop(stops)
 	for {
 		select {

@@ -1,9 +1,8 @@
 package cli
 
 import (
+	"fmt"
 	"os"
-	"path/filepath"
-	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -16,17 +15,8 @@ import (
 func TestKilledLeasekitTakesTheCommandWithIt(t *testing.T) {
 	t.Parallel()
 	url := testserver.Redis(t).URL
-	pidFile := filepath.Join(t.TempDir(), "pid")
-	p := begin(t, url, "run", randomKey(), "--", "sh", "-c", "echo $$ >"+pidFile+"; echo ready; while :; do sleep 0.05; done")
-	p.out.await(t, "ready")
-	text, err := os.ReadFile(pidFile)
-	if err != nil {
-		t.Fatal(err)
-	}
-	pid, err := strconv.Atoi(strings.TrimSpace(string(text)))
-	if err != nil {
-		t.Fatal(err)
-	}
+	p := begin(t, url, "run", randomKey(), "--", "sh", "-c", `echo "pid $$."; while :; do sleep 0.05; done`)
+	pid := p.out.awaitPid(t)
 	p.signal(t, syscall.SIGKILL)
 	_ = p.Wait()
 	awaitDeath(t, pid)
@@ -47,25 +37,33 @@ func TestLossEndsWhatTheCommandLeftBehind(t *testing.T) {
 	url := testserver.Redis(t).URL
 	p := begin(t, url, "run", "--max-hold", "2s", "--grace", "500ms", randomKey(), "--", "sh", "-c",
 		`sh -c 'trap "" TERM; echo "pid $$."; exec sleep 600' & wait`)
-	p.out.await(t, ".")
-	text, _, _ := strings.Cut(strings.TrimPrefix(p.out.String(), "pid "), ".")
-	pid, err := strconv.Atoi(text)
-	if err != nil {
-		t.Fatal(err)
-	}
+	pid := p.out.awaitPid(t)
 	if code := p.end(t); code != exitLost {
 		t.Errorf("exit code %d, want %d; %s", code, exitLost, p.err)
 	}
 	awaitDeath(t, pid)
 }
 
+// stat returns what /proc says of pid: its state, "" if there is no such process,
+// and its parent.
+func stat(pid int) (state string, parent int) {
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return "", 0
+	}
+	_, fields, _ := strings.Cut(string(text), ") ") // behind the name
+	_, _ = fmt.Sscan(fields, &state, &parent)
+	return state, parent
+}
+
 // running tells whether pid is a process that still runs; one that nobody has
 // reaped yet does not.
 func running(pid int) bool {
-	stat, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
-	if err != nil {
-		return false
-	}
-	_, state, _ := strings.Cut(string(stat), ") ")
-	return !strings.HasPrefix(state, "Z")
+	state, _ := stat(pid)
+	return state != "" && state != "Z"
+}
+
+func stopped(pid int) bool {
+	state, _ := stat(pid)
+	return state == "T"
 }

@@ -10,6 +10,8 @@ import (
 	"os"
 	"os/exec"
 	"os/signal"
+	"regexp"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -74,6 +76,28 @@ func (o *output) await(t *testing.T, text string) {
 		case <-o.written:
 		case <-timeout:
 			t.Fatalf("no %q in output:\n%s", text, o)
+		}
+	}
+}
+
+var saidPid = regexp.MustCompile(`pid (\d+)\.`)
+
+// awaitPid returns the number of the command that says "pid N.", when it has.
+func (o *output) awaitPid(t *testing.T) int {
+	t.Helper()
+	timeout := time.After(patient)
+	for {
+		if match := saidPid.FindStringSubmatch(o.String()); match != nil {
+			pid, err := strconv.Atoi(match[1])
+			if err != nil {
+				t.Fatal(err)
+			}
+			return pid
+		}
+		select {
+		case <-o.written:
+		case <-timeout:
+			t.Fatalf("no pid in output:\n%s", o)
 		}
 	}
 }

@@ -3,8 +3,6 @@ package cli
 import (
 	"fmt"
 	"os"
-	"regexp"
-	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -22,8 +20,8 @@ type terminal struct {
 	screen   *output
 }
 
-// onTerminal starts leasekit, as ssh -t would, as the leader of a session that has a terminal of
-// so many columns, and is in its foreground.
+// onTerminal starts leasekit, as ssh -t would, as the leader of a session that
+// has a terminal of so many columns, and is in its foreground.
 func onTerminal(t *testing.T, columns uint16, url string, args ...string) *terminal {
 	t.Helper()
 	return startOnTerminal(t, columns, leasekit(t, url, args...))
@@ -157,15 +155,7 @@ func inShell(t *testing.T, command, redirection string) (term *terminal, pid int
 	p.Env = append(p.Env, "PS1=> ", "ENV=", "KEY="+randomKey(), "LEASEKIT="+exe, "COMMAND="+command)
 	term = startOnTerminal(t, 200, p)
 	term.press(t, `"$LEASEKIT" run --quiet "$KEY" -- sh -c "$COMMAND" `+redirection+"\n")
-	for end := time.Now().Add(patient); pid == 0; time.Sleep(5 * time.Millisecond) {
-		if match := regexp.MustCompile(`pid (\d+)\.`).FindStringSubmatch(term.screen.String()); match != nil {
-			pid, _ = strconv.Atoi(match[1])
-		}
-		if time.Now().After(end) {
-			t.Fatalf("the command does not start:\n%s", term.screen)
-		}
-	}
-	return term, pid
+	return term, term.screen.awaitPid(t)
 }
 
 // until waits.
@@ -232,7 +222,8 @@ func TestCtrlZStopsTheJob(t *testing.T) {
 func TestBackgroundJobStopsWhenItReads(t *testing.T) {
 	t.Parallel()
 	term, pid := inShell(t, `echo "pid $$."; read line; echo "got $line"; exit 7`, "</dev/tty &")
-	term.until(t, "the command is stopped", func() bool { return stopped(pid) })
+	_, leasekit := stat(pid)
+	term.until(t, "both are stopped", func() bool { return stopped(pid) && stopped(leasekit) })
 	term.press(t, "fg\n")
 	term.until(t, "the command reads from the terminal", func() bool { return foregroundGroup(t, term) == pid && !stopped(pid) })
 	term.press(t, "hello\n")
@@ -274,13 +265,4 @@ func foregroundGroup(t *testing.T, term *terminal) (group int) {
 		t.Fatal(err, failed)
 	}
 	return group
-}
-
-func stopped(pid int) bool {
-	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-	if err != nil {
-		return false
-	}
-	_, state, _ := strings.Cut(string(stat), ") ")
-	return strings.HasPrefix(state, "T")
 }

@@ -533,16 +533,24 @@ func (n *network) checkReleaseReplyLost() {
 	successor.MustRelease()
 }
 
+// heldRelease starts the release of a lease of ttl, whose request trap holds, and
+// gives it up: err is what Release returned.
+func (n *network) heldRelease(ttl time.Duration) (lease *Lease, trap *faults.Trap, err error) {
+	t := n.t
+	lease = t.Acquire(n.store, t.Key(), ttl)
+	trap = n.proxy.HoldRequest(lease.Key)
+	c := t.startRelease(lease)
+	t.mustSpring(trap, c)
+	c.giveUp()
+	return lease, trap, c.err
+}
+
 // checkReleaseNotSent has a lease that is long enough to tell whether the release
 // was done, however long Release takes to give up.
 func (n *network) checkReleaseNotSent() {
 	t := n.t
-	lease := t.Acquire(n.store, t.Key(), t.Long())
-	trap := n.proxy.HoldRequest(lease.Key)
-	c := t.startRelease(lease)
-	t.mustSpring(trap, c)
-	c.giveUp()
-	if c.err == nil { // unless another delivery got through
+	lease, trap, err := n.heldRelease(t.Long())
+	if err == nil { // unless another delivery got through
 		try := t.Try(n.view, lease.Key, t.Owner(), t.Long())
 		if !try.Acquired && lease.Live(try.Answered) {
 			t.Broken("Release was nil, it did not reach the server, and the key is held", "an error")
@@ -558,11 +566,7 @@ func (n *network) checkReleaseNotSent() {
 
 func (n *network) checkReleaseLate() {
 	t := n.t
-	lease := t.Acquire(n.store, t.Key(), t.TTL())
-	trap := n.proxy.HoldRequest(lease.Key)
-	c := t.startRelease(lease)
-	t.mustSpring(trap, c)
-	c.giveUp()
+	lease, trap, _ := n.heldRelease(t.TTL())
 	next := t.successor(lease, n.view, tooLate)
 	next.MustRenew(t.Long())
 

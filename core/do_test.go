@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/leasekit/leasekit/core"
+	"github.com/leasekit/leasekit/internal/testlog"
 )
 
 func TestDoRunsTheCallbackUnderTheLease(t *testing.T) {
@@ -258,9 +259,9 @@ func TestReleaseIsBounded(t *testing.T) {
 
 func TestFailedReleaseGoesToHookAndLogAlone(t *testing.T) {
 	bubble(t, func(t *testing.T) {
-		store, rec, log := newScriptedStore(t), newRecorder(), &logbook{}
+		store, rec, log := newScriptedStore(t), newRecorder(), &testlog.Book{}
 		store.release = func(context.Context, request) error { return errServer }
-		s := newStrategy(t, store, core.Options{Name: "billing", Hooks: rec.hooks(nil), Logger: log.logger()})
+		s := newStrategy(t, store, core.Options{Name: "billing", Hooks: rec.hooks(nil), Logger: log.Logger()})
 		var token int64
 		if err := s.Do(t.Context(), "key", func(ctx context.Context) error {
 			token, _ = core.Token(ctx)
@@ -275,7 +276,7 @@ func TestFailedReleaseGoesToHookAndLogAlone(t *testing.T) {
 		if !ok || e.Op != "release" || e.Key != "key" || e.Err != errServer { //nolint:errorlint // unchanged
 			t.Errorf("hook got %v, want a StoreError with op, key and the store's error", rec.one(t, "ReleaseFailed").Err)
 		}
-		lines := log.lines()
+		lines := log.Lines()
 		if len(lines) != 1 || !strings.Contains(lines[0], "level=WARN") || !strings.Contains(lines[0], "lock=billing") ||
 			!strings.Contains(lines[0], "key=key") || !strings.Contains(lines[0], fmt.Sprint("token=", token)) || !strings.Contains(lines[0], errServer.Error()) {
 			t.Errorf("logged %q, want one warning with lock, key, token and error", lines)
@@ -319,12 +320,12 @@ func TestReleaseCancelsTheRenewalFirst(t *testing.T) {
 // nor may its answer disturb anybody.
 func TestReleaseBeforeALateRenewal(t *testing.T) {
 	bubble(t, func(t *testing.T) {
-		store, rec, log := newScriptedStore(t), newRecorder(), &logbook{}
+		store, rec, log := newScriptedStore(t), newRecorder(), &testlog.Book{}
 		store.renew = func(_ context.Context, r request) (bool, error) {
 			deaf(5 * time.Second)
 			return store.confirm(r)
 		}
-		s := newStrategy(t, store, core.Options{Hooks: rec.hooks(nil), Logger: log.logger()})
+		s := newStrategy(t, store, core.Options{Hooks: rec.hooks(nil), Logger: log.Logger()})
 		if err := s.Do(t.Context(), "key", until(10*time.Second, nil)); err != nil {
 			t.Error(err)
 		}

@@ -1,7 +1,6 @@
 package core_test
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -194,6 +193,17 @@ func wantHeld(t testing.TB, store core.LockStore, key string) {
 	}
 }
 
+// wantFreeAfter checks that key is held for rest from now on, and free then.
+func wantFreeAfter(t testing.TB, store core.LockStore, key string, rest time.Duration) {
+	t.Helper()
+	if rest > 0 {
+		time.Sleep(rest - time.Nanosecond)
+		wantHeld(t, store, key)
+		time.Sleep(time.Nanosecond)
+	}
+	wantFree(t, store, key)
+}
+
 func probe(t testing.TB, store core.LockStore, key string) (free bool) {
 	t.Helper()
 	ctx := context.Background()
@@ -316,42 +326,6 @@ func goroutinesOf(pkg string) int {
 	}
 	return count
 }
-
-// logbook keeps what is logged, one line each, without the time.
-type logbook struct {
-	mu  sync.Mutex
-	buf bytes.Buffer
-}
-
-func (l *logbook) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.buf.Write(p)
-}
-
-func (l *logbook) logger() *slog.Logger {
-	return slog.New(slog.NewTextHandler(l, &slog.HandlerOptions{
-		Level: slog.LevelDebug,
-		ReplaceAttr: func(_ []string, a slog.Attr) slog.Attr {
-			if a.Key == slog.TimeKey || a.Key == "stack" {
-				return slog.Attr{}
-			}
-			return a
-		},
-	}))
-}
-
-func (l *logbook) lines() []string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	text := strings.TrimSuffix(l.buf.String(), "\n")
-	if text == "" {
-		return nil
-	}
-	return strings.Split(text, "\n")
-}
-
-func (l *logbook) String() string { return strings.Join(l.lines(), "\n") }
 
 type ctxKey struct{}
 

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/leasekit/leasekit/core"
+	"github.com/leasekit/leasekit/internal/testlog"
 )
 
 // scenario is a call of Do on "key" that runs through the given hooks.
@@ -56,13 +57,13 @@ func failFirst(s *scriptedStore) func(context.Context, request) (bool, error) {
 }
 
 // run sets the scenario up with hooks that record and call also.
-func (sc scenario) run(t *testing.T, also func(hook string, ctx context.Context, e core.Event), use func(ctx context.Context, s *core.Strategy, fn func(context.Context) error)) (*scriptedStore, *recorder, *logbook) {
+func (sc scenario) run(t *testing.T, also func(hook string, ctx context.Context, e core.Event), use func(ctx context.Context, s *core.Strategy, fn func(context.Context) error)) (*scriptedStore, *recorder, *testlog.Book) {
 	t.Helper()
-	store, rec, log := newScriptedStore(t), newRecorder(), &logbook{}
+	store, rec, log := newScriptedStore(t), newRecorder(), &testlog.Book{}
 	if sc.store != nil {
 		sc.store(t, store)
 	}
-	sc.o.Hooks, sc.o.Logger, sc.o.Name = rec.hooks(also), log.logger(), "billing"
+	sc.o.Hooks, sc.o.Logger, sc.o.Name = rec.hooks(also), log.Logger(), "billing"
 	s := newStrategy(t, store, sc.o)
 	use(context.WithValue(t.Context(), ctxKey{}, "value"), s, func(ctx context.Context) error {
 		select {
@@ -229,7 +230,7 @@ func TestHookThatPanics(t *testing.T) {
 		}
 		for hook := range strings.FieldsSeq(sc.hooks) {
 			found := 0
-			for _, line := range log.lines() {
+			for _, line := range log.Lines() {
 				if strings.Contains(line, "level=ERROR") && strings.Contains(line, "boo from "+hook+`"`) && strings.Contains(line, "lock=billing") && strings.Contains(line, "key=key") {
 					found++
 				}

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/leasekit/leasekit/core"
+	"github.com/leasekit/leasekit/internal/testlog"
 )
 
 // subscriptions are channels that a test feeds, and a count of what was stopped.
@@ -212,9 +213,9 @@ func TestSubscriptionThatFails(t *testing.T) {
 					}
 					return subs.subscribe()
 				}
-				rec, log := newRecorder(), &logbook{}
+				rec, log := newRecorder(), &testlog.Book{}
 				free := occupy(t, store.real, "key", time.Hour)
-				s := newStrategy(t, store, core.Options{Wait: core.WaitForever, Name: "billing", Hooks: rec.hooks(nil), Logger: log.logger()})
+				s := newStrategy(t, store, core.Options{Wait: core.WaitForever, Name: "billing", Hooks: rec.hooks(nil), Logger: log.Logger()})
 				time.AfterFunc(20*time.Second, free)
 				start := time.Now()
 				if err := s.Do(t.Context(), "key", nothing); err != nil {
@@ -229,12 +230,12 @@ func TestSubscriptionThatFails(t *testing.T) {
 				if got, want := rec.names(), "Waiting Acquired Released"; got != want {
 					t.Errorf("hooks %s, want %s", got, want)
 				}
-				lines := log.lines()
+				lines := log.Lines()
 				time.Sleep(time.Hour)
 				if started, stopped := subs.started.Load(), subs.stopped.Load(); started != stopped {
 					t.Errorf("%d subscriptions, %d stopped", started, stopped)
 				}
-				if len(lines) != 1 || len(log.lines()) != 1 || !strings.Contains(lines[0], "level=INFO") || !strings.Contains(lines[0], "lock=billing") || !strings.Contains(lines[0], "key=key") || !strings.Contains(lines[0], "error=") {
+				if len(lines) != 1 || len(log.Lines()) != 1 || !strings.Contains(lines[0], "level=INFO") || !strings.Contains(lines[0], "lock=billing") || !strings.Contains(lines[0], "key=key") || !strings.Contains(lines[0], "error=") {
 					t.Errorf("logged %q, want one line", lines)
 				}
 			})
@@ -303,15 +304,15 @@ func TestFailingSubscriptionsAreLoggedOnChange(t *testing.T) {
 			}
 			return subs.subscribe()
 		}
-		var log logbook
+		var log testlog.Book
 		occupy(t, store.real, "key", time.Hour)
-		s := newStrategy(t, store, core.Options{Wait: time.Second, Logger: log.logger()})
+		s := newStrategy(t, store, core.Options{Wait: time.Second, Logger: log.Logger()})
 		for i, want := range []int{1, 1, 1, 2, 2, 2} {
 			failing = i != 2
 			if err := s.Do(t.Context(), "key", mustNotRun(t)); !core.IsRejection(err) {
 				t.Fatalf("got %v, want a rejection", err)
 			}
-			if got := len(log.lines()); got != want {
+			if got := len(log.Lines()); got != want {
 				t.Errorf("after waiter %d: %d lines, want %d", i, got, want)
 			}
 		}
@@ -346,9 +347,9 @@ func TestSubscriptionThatIsNotNeededAnyMore(t *testing.T) {
 					store.subscribe = func(ctx context.Context, _ request) (<-chan struct{}, func(), error) {
 						return o.subscribe(ctx, subs)
 					}
-					var log logbook
+					var log testlog.Book
 					free := occupy(t, store.real, "key", time.Hour)
-					s := newStrategy(t, store, core.Options{Wait: 2 * time.Second, Logger: log.logger()})
+					s := newStrategy(t, store, core.Options{Wait: 2 * time.Second, Logger: log.Logger()})
 					ctx, cancel := context.WithCancel(t.Context())
 					defer cancel()
 					switch end {

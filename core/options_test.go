@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/leasekit/leasekit/core"
+	"github.com/leasekit/leasekit/internal/testlog"
 	"github.com/leasekit/leasekit/stores/memory"
 )
 
@@ -121,9 +122,9 @@ func TestNewStrategyTakesStoresOfAnyKind(t *testing.T) {
 
 func TestOptionsDefaults(t *testing.T) {
 	bubble(t, func(t *testing.T) {
-		store, rec, log := newScriptedStore(t), newRecorder(), &logbook{}
+		store, rec, log := newScriptedStore(t), newRecorder(), &testlog.Book{}
 		store.release = func(context.Context, request) error { return errServer }
-		s := newStrategy(t, store, core.Options{Hooks: rec.hooks(nil), Logger: log.logger()})
+		s := newStrategy(t, store, core.Options{Hooks: rec.hooks(nil), Logger: log.Logger()})
 		if err := s.Do(t.Context(), "key", nothing); err != nil {
 			t.Fatal(err)
 		}
@@ -196,23 +197,23 @@ func TestLongestTTLWorks(t *testing.T) {
 
 func TestNilStoreIsLoggedOnce(t *testing.T) {
 	core.ForgetNilStoreWarning()
-	var log logbook
+	var log testlog.Book
 	for range 3 {
-		if _, err := core.NewStrategy(nil, core.Options{Name: "billing", Logger: log.logger()}); err != nil {
+		if _, err := core.NewStrategy(nil, core.Options{Name: "billing", Logger: log.Logger()}); err != nil {
 			t.Fatal(err)
 		}
 	}
-	lines := log.lines()
+	lines := log.Lines()
 	if len(lines) != 1 || !strings.Contains(lines[0], "level=WARN") || !strings.Contains(lines[0], "only goroutines of this process") || !strings.Contains(lines[0], "lock=billing") {
 		t.Errorf("logged %q, want one warning", lines)
 	}
 
 	// Bad options are not the store's fault, and must not use the warning up.
 	core.ForgetNilStoreWarning()
-	if _, err := core.NewStrategy(nil, core.Options{TTL: -1, Logger: log.logger()}); err == nil {
+	if _, err := core.NewStrategy(nil, core.Options{TTL: -1, Logger: log.Logger()}); err == nil {
 		t.Fatal("bad options were accepted")
 	}
-	if got := log.lines(); len(got) != 1 {
+	if got := log.Lines(); len(got) != 1 {
 		t.Errorf("bad options logged %q", got[1:])
 	}
 }
@@ -264,13 +265,13 @@ func TestNilLoggerIsTheDefaultLogger(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var log logbook
+	var log testlog.Book
 	defer slog.SetDefault(slog.Default())
-	slog.SetDefault(log.logger())
+	slog.SetDefault(log.Logger())
 	if err := s.Do(t.Context(), "key", nothing); err != nil {
 		t.Fatal(err)
 	}
-	if lines := log.lines(); len(lines) != 1 || !strings.Contains(lines[0], "level=WARN") || !strings.Contains(lines[0], errServer.Error()) {
+	if lines := log.Lines(); len(lines) != 1 || !strings.Contains(lines[0], "level=WARN") || !strings.Contains(lines[0], errServer.Error()) {
 		t.Errorf("logged %q, want one warning about the release", lines)
 	}
 }

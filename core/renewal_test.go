@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/leasekit/leasekit/core"
+	"github.com/leasekit/leasekit/internal/testlog"
 )
 
 // The default ttl, and what follows from it.
@@ -183,9 +184,9 @@ func TestRenewalRetries(t *testing.T) {
 	} {
 		t.Run(tt.ttl.String(), func(t *testing.T) {
 			bubble(t, func(t *testing.T) {
-				store, rec, log := newScriptedStore(t), newRecorder(), &logbook{}
+				store, rec, log := newScriptedStore(t), newRecorder(), &testlog.Book{}
 				store.renew = func(context.Context, request) (bool, error) { return false, errServer }
-				s := newStrategy(t, store, core.Options{TTL: tt.ttl, Name: "billing", Hooks: rec.hooks(nil), Logger: log.logger()})
+				s := newStrategy(t, store, core.Options{TTL: tt.ttl, Name: "billing", Hooks: rec.hooks(nil), Logger: log.Logger()})
 				lost := time.Duration(0)
 				err := s.Do(t.Context(), "key", func(ctx context.Context) error {
 					<-ctx.Done()
@@ -215,7 +216,7 @@ func TestRenewalRetries(t *testing.T) {
 						t.Errorf("RenewFailed got %v, want a StoreError with op, key and the store's error", c.Err)
 					}
 				}
-				lines := log.lines()
+				lines := log.Lines()
 				if len(lines) != len(at)+1 {
 					t.Errorf("%d lines logged, want one for each failure and one for the loss", len(lines))
 				}
@@ -393,13 +394,13 @@ func TestLossAtTheLocalDeadline(t *testing.T) {
 // and nothing to release.
 func TestLossWhenTheStoreSaysNo(t *testing.T) {
 	bubble(t, func(t *testing.T) {
-		store, rec, log := newScriptedStore(t), newRecorder(), &logbook{}
+		store, rec, log := newScriptedStore(t), newRecorder(), &testlog.Book{}
 		var said time.Duration
 		store.renew = func(_ context.Context, r request) (bool, error) {
 			said = r.at
 			return false, nil
 		}
-		s := newStrategy(t, store, core.Options{Hooks: rec.hooks(nil), Logger: log.logger()})
+		s := newStrategy(t, store, core.Options{Hooks: rec.hooks(nil), Logger: log.Logger()})
 		err := s.Do(t.Context(), "key", func(ctx context.Context) error {
 			<-ctx.Done()
 			if at := time.Since(store.start); at != said {
@@ -415,7 +416,7 @@ func TestLossWhenTheStoreSaysNo(t *testing.T) {
 		if got, want := rec.names(), "Acquired Lost"; got != want {
 			t.Errorf("hooks %s, want %s", got, want)
 		}
-		if lines := log.lines(); len(lines) != 1 || !strings.Contains(lines[0], "level=WARN") || !strings.Contains(lines[0], "lost") {
+		if lines := log.Lines(); len(lines) != 1 || !strings.Contains(lines[0], "level=WARN") || !strings.Contains(lines[0], "lost") {
 			t.Errorf("logged %q, want one warning", lines)
 		}
 	})
@@ -685,12 +686,7 @@ func TestMinHoldKeepsTheKey(t *testing.T) {
 				if got := rec.names(); !strings.HasSuffix(got, "Released") {
 					t.Errorf("hooks %s, want Released at the end", got)
 				}
-				if rest := tt.free - tt.work; rest > 0 {
-					time.Sleep(rest - time.Nanosecond)
-					wantHeld(t, store.real, "key")
-					time.Sleep(time.Nanosecond)
-				}
-				wantFree(t, store.real, "key")
+				wantFreeAfter(t, store.real, "key", tt.free-tt.work)
 			})
 		})
 	}
@@ -734,12 +730,7 @@ func TestMinHoldIsSentAfterTheRenewalOnItsWay(t *testing.T) {
 				if last := calls[len(calls)-1]; last.at != calls[1].at+2*time.Second {
 					t.Errorf("calls %v, want the last with the answer to the renewal", calls)
 				}
-				if rest := minHold - time.Since(store.start); rest > 0 {
-					time.Sleep(rest - time.Nanosecond)
-					wantHeld(t, store.real, "key")
-					time.Sleep(time.Nanosecond)
-				}
-				wantFree(t, store.real, "key")
+				wantFreeAfter(t, store.real, "key", minHold-time.Since(store.start))
 			})
 		})
 	}
@@ -764,10 +755,7 @@ func TestMinHoldBesideARenewalThatHangs(t *testing.T) {
 		if waited := time.Since(store.start) - third; waited > 5*time.Second {
 			t.Errorf("waited %v, want at most 5s", waited)
 		}
-		time.Sleep(time.Minute - time.Since(store.start) - time.Nanosecond)
-		wantHeld(t, store.real, "key")
-		time.Sleep(time.Nanosecond)
-		wantFree(t, store.real, "key")
+		wantFreeAfter(t, store.real, "key", time.Minute-time.Since(store.start))
 	})
 }
 
@@ -775,9 +763,9 @@ func TestMinHoldBesideARenewalThatHangs(t *testing.T) {
 // learn of it.
 func TestMinHoldThatCannotBeKeptIsReported(t *testing.T) {
 	bubble(t, func(t *testing.T) {
-		store, rec, log := newScriptedStore(t), newRecorder(), &logbook{}
+		store, rec, log := newScriptedStore(t), newRecorder(), &testlog.Book{}
 		store.renew = func(context.Context, request) (bool, error) { return false, nil }
-		s := newStrategy(t, store, core.Options{MinHold: time.Hour, Hooks: rec.hooks(nil), Logger: log.logger()})
+		s := newStrategy(t, store, core.Options{MinHold: time.Hour, Hooks: rec.hooks(nil), Logger: log.Logger()})
 		lease, err := s.Acquire(t.Context(), "key")
 		if err != nil {
 			t.Fatal(err)
@@ -789,7 +777,7 @@ func TestMinHoldThatCannotBeKeptIsReported(t *testing.T) {
 		if got, want := rec.names(), "Acquired ReleaseFailed"; got != want {
 			t.Errorf("hooks %s, want %s", got, want)
 		}
-		if lines := log.lines(); len(lines) != 1 || !strings.Contains(lines[0], "not kept for MinHold") {
+		if lines := log.Lines(); len(lines) != 1 || !strings.Contains(lines[0], "not kept for MinHold") {
 			t.Errorf("logged %q", lines)
 		}
 	})

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/leasekit/leasekit/core"
+	"github.com/leasekit/leasekit/internal/testlog"
 )
 
 const ms = time.Millisecond
@@ -464,7 +465,7 @@ func TestReleaseAfterAcquireErrorIsWaitedForASecond(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			bubble(t, func(t *testing.T) {
-				store, rec, log := newScriptedStore(t), newRecorder(), &logbook{}
+				store, rec, log := newScriptedStore(t), newRecorder(), &testlog.Book{}
 				store.acquire = func(context.Context, request) (core.Grant, error) { return core.Grant{}, errServer }
 				store.release = func(ctx context.Context, _ request) error {
 					select {
@@ -474,7 +475,7 @@ func TestReleaseAfterAcquireErrorIsWaitedForASecond(t *testing.T) {
 						return hang(ctx)
 					}
 				}
-				s := newStrategy(t, store, core.Options{TTL: tt.ttl, Hooks: rec.hooks(nil), Logger: log.logger()})
+				s := newStrategy(t, store, core.Options{TTL: tt.ttl, Hooks: rec.hooks(nil), Logger: log.Logger()})
 				start := time.Now()
 				err := s.Do(t.Context(), "key", mustNotRun(t))
 				if took := time.Since(start); took != tt.back {
@@ -491,7 +492,7 @@ func TestReleaseAfterAcquireErrorIsWaitedForASecond(t *testing.T) {
 				if got := rec.names(); got != want {
 					t.Errorf("hooks %s, want %s", got, want)
 				}
-				if lines := log.lines(); len(lines) > 1 || (len(lines) == 1) != tt.logged || tt.logged && !strings.Contains(lines[0], "level=WARN") {
+				if lines := log.Lines(); len(lines) > 1 || (len(lines) == 1) != tt.logged || tt.logged && !strings.Contains(lines[0], "level=WARN") {
 					t.Errorf("logged %q, want a warning: %v", lines, tt.logged)
 				}
 			})

@@ -6,7 +6,6 @@ import (
 	"crypto/sha256"
 	"errors"
 	"fmt"
-	"log/slog"
 	"slices"
 	"strings"
 	"sync"
@@ -17,6 +16,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/leasekit/leasekit/core"
+	"github.com/leasekit/leasekit/internal/testlog"
 	"github.com/leasekit/leasekit/internal/testserver"
 	pgstore "github.com/leasekit/leasekit/stores/postgres"
 )
@@ -243,11 +243,7 @@ func TestListenConnectionBreaks(t *testing.T) {
 	application := "breaks " + rand.Text()
 	pool := newPool(t, testserver.Postgres(t).URL, fast)
 	o := newTable(t, pool)
-	o.Listen = func(ctx context.Context) (*pgx.Conn, error) {
-		config := pool.Config().ConnConfig
-		config.RuntimeParams["application_name"] = application
-		return pgx.ConnectConfig(ctx, config)
-	}
+	new(dials).listenAs(pool, &o, application)
 	store := newStore(t, pool, o)
 	keys := []string{"a", "b", "c"}
 	var signals []<-chan struct{}
@@ -259,8 +255,7 @@ func TestListenConnectionBreaks(t *testing.T) {
 		for _, s := range signals {
 			drain(s)
 		}
-		n := mustExec(t, pool, "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = $1", application)
-		if n == 0 {
+		if hangUp(t, pool, application) == 0 {
 			t.Fatal("no connection to break")
 		}
 		for i := range keys {
@@ -358,24 +353,27 @@ func mustPause(t *testing.T, dials []time.Time) {
 	}
 }
 
-// logBook keeps what is logged.
-type logBook struct {
-	mu   sync.Mutex
-	text strings.Builder
+// mustRecover waits until the log says that all is well again, and wants it to
+// have said little else.
+func mustRecover(t *testing.T, book *testlog.Book) {
+	t.Helper()
+	eventually(t, "the log says that it is well again", func() bool { return book.Count("level=INFO") == 1 })
+	if n := book.Count("\n"); n != 2 {
+		t.Errorf("%d lines in the log, want two, however often it broke", n)
+	}
 }
 
-func (b *logBook) Write(p []byte) (int, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.text.Write(p)
+// listenAs has the connections for LISTEN of a store on o named application.
+func (d *dials) listenAs(pool *pgxpool.Pool, o *pgstore.Options, application string) {
+	config := pool.Config().ConnConfig
+	config.RuntimeParams["application_name"] = application
+	o.Listen = d.listen(config)
 }
 
-func (b *logBook) logger() *slog.Logger { return slog.New(slog.NewTextHandler(b, nil)) }
-
-func (b *logBook) count(word string) int {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return strings.Count(b.text.String(), word)
+// hangUp breaks all connections that are named application.
+func hangUp(t *testing.T, pool *pgxpool.Pool, application string) (broken int64) {
+	t.Helper()
+	return mustExec(t, pool, "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = $1", application)
 }
 
 // newRole makes a role that can connect, with rights on the table of o.
@@ -431,8 +429,8 @@ func TestListenRights(t *testing.T) {
 				mustExec(t, admin, "GRANT USAGE ON SCHEMA "+o.Schema+" TO "+config.User)
 			}
 			var dials dials
-			var book logBook
-			o.Listen, o.Logger = dials.listen(config), book.logger()
+			var book testlog.Book
+			o.Listen, o.Logger = dials.listen(config), book.Logger()
 			store := newStore(t, admin, o)
 
 			if tt.wrong == "" {
@@ -441,7 +439,7 @@ func TestListenRights(t *testing.T) {
 				drain(signals)
 				mustRelease(t, store, "key", "owner")
 				mustSignal(t, signals)
-				if n := book.count("\n"); n != 0 {
+				if n := book.Count("\n"); n != 0 {
 					t.Errorf("%d lines in the log, want none", n)
 				}
 				return
@@ -459,8 +457,8 @@ func TestListenRights(t *testing.T) {
 				time.Sleep(time.Millisecond)
 			}
 			mustPause(t, dials.since(0))
-			if n := book.count("level=WARN"); n != 1 || book.count("\n") != 1 {
-				t.Errorf("%d warnings, %d lines in the log, want one", n, book.count("\n"))
+			if n := book.Count("level=WARN"); n != 1 || book.Count("\n") != 1 {
+				t.Errorf("%d warnings, %d lines in the log, want one", n, book.Count("\n"))
 			}
 		})
 	}
@@ -476,8 +474,8 @@ func TestListenRightsAreLost(t *testing.T) {
 	config := admin.Config().ConnConfig
 	config.User = newRole(t, admin, o, "SELECT, INSERT, UPDATE")
 	var dials dials
-	var book logBook
-	o.Listen, o.Logger = dials.listen(config), book.logger()
+	var book testlog.Book
+	o.Listen, o.Logger = dials.listen(config), book.Logger()
 	store := newStore(t, admin, o)
 	signals, _ := mustSubscribe(t, store, "key")
 	mustSignal(t, signals)
@@ -504,10 +502,7 @@ func TestListenRightsAreLost(t *testing.T) {
 	mustRelease(t, store, "key", "owner")
 	mustSignal(t, signals)
 	mustSubscribe(t, store, "other key")
-	eventually(t, "the log says that it is well again", func() bool { return book.count("level=INFO") == 1 })
-	if n := book.count("\n"); n != 2 {
-		t.Errorf("%d lines in the log, want two", n)
-	}
+	mustRecover(t, &book)
 }
 
 // A connection that breaks as soon as it listens is no success.
@@ -516,19 +511,15 @@ func TestListenConnectionBreaksAtOnce(t *testing.T) {
 	application := "breaks at once " + rand.Text()
 	pool := newPool(t, testserver.Postgres(t).URL, fast)
 	o := newTable(t, pool)
-	config := pool.Config().ConnConfig
-	config.RuntimeParams["application_name"] = application
 	var dials dials
-	var book logBook
-	o.Listen, o.Logger = dials.listen(config), book.logger()
+	dials.listenAs(pool, &o, application)
+	var book testlog.Book
+	o.Logger = book.Logger()
 	store := newStore(t, pool, o)
 	signals, _ := mustSubscribe(t, store, "key")
-	breakIt := func() {
-		mustExec(t, pool, "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = $1", application)
-	}
 	for range 5 {
 		mustSignal(t, signals) // it is there
-		breakIt()
+		hangUp(t, pool, application)
 	}
 	mustPause(t, dials.since(0))
 	// Now the pauses are so long that whoever comes meets one.
@@ -536,15 +527,12 @@ func TestListenConnectionBreaksAtOnce(t *testing.T) {
 		_, stop, err := store.Subscribe(t.Context(), "other key")
 		if err == nil {
 			stop()
-			breakIt()
+			hangUp(t, pool, application)
 		}
 		return err != nil
 	})
 	mustSignal(t, signals)
-	eventually(t, "the log says that it is well again", func() bool { return book.count("level=INFO") == 1 })
-	if n := book.count("\n"); n != 2 {
-		t.Errorf("%d lines in the log, want two, however often it broke", n)
-	}
+	mustRecover(t, &book)
 }
 
 // Where statements that collide are refused, a mark that could not be renewed is
@@ -554,10 +542,8 @@ func TestMarkCollides(t *testing.T) {
 	application := "collides " + rand.Text()
 	pool := newPool(t, testserver.Postgres(t).URL, fast)
 	o := newTable(t, pool)
-	config := pool.Config().ConnConfig
-	config.RuntimeParams["application_name"] = application
 	var dials dials
-	o.Listen = dials.listen(config)
+	dials.listenAs(pool, &o, application)
 	store := newStore(t, pool, o)
 	signals, _ := mustSubscribe(t, store, "key")
 	// The sequence counts what is rolled back, too.

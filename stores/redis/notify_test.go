@@ -1,11 +1,9 @@
 package redisstore_test
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"math/rand/v2"
 	"runtime"
 	"strings"
@@ -16,6 +14,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/leasekit/leasekit/core"
+	"github.com/leasekit/leasekit/internal/testlog"
 	"github.com/leasekit/leasekit/internal/testserver"
 	redisstore "github.com/leasekit/leasekit/stores/redis"
 )
@@ -329,9 +328,9 @@ func TestBrokenConnection(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			t.Parallel()
 			p := newProxy(t, server.Addr)
-			var log lockedBuffer
+			var log testlog.Book
 			store := newStore(t, connect(t, p.addr, nil), redisstore.Options{
-				Logger: slog.New(slog.NewTextHandler(&log, nil)),
+				Logger: log.Logger(),
 			})
 			redisstore.SetPing(store, 100*time.Millisecond)
 			keys := []string{random(""), random(""), random("")}
@@ -365,23 +364,6 @@ func TestBrokenConnection(t *testing.T) {
 			}
 		})
 	}
-}
-
-type lockedBuffer struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (b *lockedBuffer) Write(p []byte) (int, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.b.Write(p)
-}
-
-func (b *lockedBuffer) String() string {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.b.String()
 }
 
 // A release while the subscription is down is learned of when it is back.

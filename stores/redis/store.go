@@ -73,8 +73,8 @@ var (
 // A *redis.Client is fine, of one server or of a Sentinel (NewFailoverClient),
 // and so is a *redis.ClusterClient, of a cluster or of a Sentinel
 // (NewFailoverClusterClient). A type that embeds one of them, or a
-// redis.UniversalClient, is seen through. A Ring is not fine: it sends a key to another server
-// when the first does not answer, and then both servers grant it.
+// redis.UniversalClient, is seen through. A Ring is not fine: it sends a key to
+// another server when the first does not answer, and then both servers grant it.
 func New(client redis.UniversalClient, o Options) (*Store, error) {
 	if client == nil || reflect.ValueOf(client).Kind() == reflect.Pointer && reflect.ValueOf(client).IsNil() {
 		return nil, fmt.Errorf("redisstore: %w: no client", core.ErrInvalid)

@@ -1,7 +1,6 @@
 package cli
 
 import (
-	"context"
 	"fmt"
 	"os"
 	"runtime"
@@ -25,12 +24,7 @@ again, and by many machines at once.`,
 				return err
 			}
 			defer opened.Close()
-			ctx, cancel := context.WithTimeoutCause(cmd.Context(), patience, errSilent)
-			defer cancel()
-			if err := opened.Prepare(ctx); err != nil {
-				return storeError(because(ctx, err))
-			}
-			return nil
+			return patiently(cmd.Context(), opened.Prepare)
 		},
 	}
 }

@@ -167,6 +167,17 @@ const patience = 10 * time.Second
 
 var errSilent = fmt.Errorf("no answer in %v", patience)
 
+// patiently calls f, which asks the store, and returns its error as one of the
+// store.
+func patiently(ctx context.Context, f func(ctx context.Context) error) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, patience, errSilent)
+	defer cancel()
+	if err := f(ctx); err != nil {
+		return storeError(because(ctx, err))
+	}
+	return nil
+}
+
 // because returns err, and if that comes of the end of ctx, why it has ended.
 func because(ctx context.Context, err error) error {
 	if cause := context.Cause(ctx); cause != nil && !errors.Is(err, cause) {
@@ -269,12 +280,15 @@ func (a *app) breakLease(ctx context.Context, key string, yes bool, in io.Reader
 			return err
 		}
 	}
-	ctx, cancel := context.WithTimeoutCause(ctx, patience, errSilent)
-	defer cancel()
-	was, broken, err := breaker.Break(ctx, key)
+	var was core.LeaseInfo
+	var broken bool
+	err = patiently(ctx, func(ctx context.Context) (err error) {
+		was, broken, err = breaker.Break(ctx, key)
+		return err
+	})
 	switch {
 	case err != nil:
-		return storeError(because(ctx, err))
+		return err
 	case !broken:
 		return &codeError{exitFailure, fmt.Errorf("nobody holds %q", key)}
 	}
@@ -296,15 +310,18 @@ func holder(l core.LeaseInfo) string {
 func (a *app) ask(ctx context.Context, store core.LockStore, key string, in io.Reader) (bool, error) {
 	question := fmt.Sprintf("Break the lease on %s?", clip(key, 0))
 	if inspector, ok := core.Capability[core.Inspector](store); ok {
-		ctx, cancel := context.WithTimeoutCause(ctx, patience, errSilent)
-		defer cancel()
 		found := false
-		for l, err := range inspector.Leases(ctx, core.LeaseQuery{Key: key}) {
-			if err != nil {
-				return false, storeError(because(ctx, err))
+		if err := patiently(ctx, func(ctx context.Context) error {
+			for l, err := range inspector.Leases(ctx, core.LeaseQuery{Key: key}) {
+				if err != nil {
+					return err
+				}
+				found = true
+				question = fmt.Sprintf("%s is held by %s, token %d, for %v more unless renewed. Break it?", clip(key, 0), holder(l), l.Token, l.Left.Round(100*time.Millisecond))
 			}
-			found = true
-			question = fmt.Sprintf("%s is held by %s, token %d, for %v more unless renewed. Break it?", clip(key, 0), holder(l), l.Token, l.Left.Round(100*time.Millisecond))
+			return nil
+		}); err != nil {
+			return false, err
 		}
 		if !found {
 			return false, &codeError{exitFailure, fmt.Errorf("nobody holds %q", key)}

@@ -113,7 +113,10 @@ func (a *app) torture(ctx context.Context, f tortureFlags) error {
 	}
 	defer closeAll()
 	// A server that is away would only give unknown outcomes, all of them fine.
-	if err := probe(ctx, stores[0]); err != nil {
+	if err := patiently(ctx, func(ctx context.Context) error {
+		_, err := stores[0].Acquire(ctx, "leasekit/torture/probe", "probe", time.Millisecond)
+		return err
+	}); err != nil {
 		return err
 	}
 
@@ -135,15 +138,6 @@ func (a *app) torture(ctx context.Context, f tortureFlags) error {
 	}
 	if n := len(report.Undecided); n > 0 {
 		return &codeError{exitFailure, fmt.Errorf("%d histories were too tangled to be judged in time: try fewer --clients", n)}
-	}
-	return nil
-}
-
-func probe(ctx context.Context, store core.LockStore) error {
-	ctx, cancel := context.WithTimeoutCause(ctx, patience, errSilent)
-	defer cancel()
-	if _, err := store.Acquire(ctx, "leasekit/torture/probe", "probe", time.Millisecond); err != nil {
-		return storeError(because(ctx, err))
 	}
 	return nil
 }

@@ -499,10 +499,12 @@ func (c *client) callHeld(ctx context.Context, k *key, i int) error {
 }
 
 func (c *client) acquire(ctx context.Context, k *key, owner string) error {
-	c.drive.addOwner(k, owner)
 	ttl := c.ttl()
 	sent := time.Now()
 	grant, err := c.store.Acquire(ctx, k.name, owner, ttl)
+	// Not before: an owner is new for each Acquire, so that nobody can name one
+	// whose call has not returned. Some that was given up may be executed yet.
+	c.drive.addOwner(k, owner)
 	switch {
 	case err == nil && grant.Acquired:
 		c.holds = append(c.holds, holding{key: k, owner: owner, ttl: ttl, until: sent.Add(ttl)})
@@ -540,7 +542,7 @@ func (d *drive) addOwner(k *key, owner string) {
 	}
 }
 
-// anyOwner returns an owner that called on k before, "" if there is none.
+// anyOwner returns an owner whose Acquire of k has returned, "" if there is none.
 func (d *drive) anyOwner(k *key, r *rand.Rand) string {
 	d.mu.Lock()
 	defer d.mu.Unlock()

@@ -49,7 +49,10 @@
 // that comes late does nothing: whatever it compares with has changed, or its
 // etcd lease was revoked. The latter goes for an Acquire whose outcome remains
 // unknown, and for one that was sent twice: its key is moved to another etcd lease
-// first. An etcd lease serves one key, and another only after it is certain that
+// first. One that was sent twice, and finds a key that is newer than the call,
+// looks in the key's history whether it was the call's own meanwhile: if so, or if
+// etcd has compacted that history, the answer is an error, not "held". An etcd
+// lease serves one key, and another only after it is certain that
 // the first has gone and that nothing is on its way that could put it again.
 //
 // # Fencing

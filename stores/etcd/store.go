@@ -1,7 +1,9 @@
 package etcdstore
 
 import (
+	"cmp"
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"math"
@@ -14,6 +16,7 @@ import (
 	"go.etcd.io/etcd/api/v3/mvccpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/metadata"
 
 	"github.com/leasekit/leasekit/core"
 )
@@ -63,7 +66,10 @@ type Store struct {
 	prefix string
 	clock  func() instant
 	timing timing
-	term   atomic.Uint64 // the greatest Raft term that an answer has named
+
+	// The greatest Raft term, and the greatest revision, that an answer has
+	// named.
+	term, revision atomic.Uint64
 
 	ctx    context.Context // until Close
 	cancel context.CancelFunc
@@ -227,7 +233,7 @@ func (s *Store) acquire(ctx context.Context, id holdID, name string, ttl time.Du
 			return core.Grant{}, err
 		}
 		g, err := s.put(ctx, id, name, ttl, start, l)
-		if !isLeaseNotFound(err) || again {
+		if !errors.Is(err, errLeaseGone) || again {
 			return g, err
 		}
 		// The lease is gone before its time: the server has lost it, or
@@ -236,6 +242,9 @@ func (s *Store) acquire(ctx context.Context, id holdID, name string, ttl time.Du
 	}
 }
 
+// errLeaseGone is the error of a put that was not executed for want of its lease.
+var errLeaseGone = errors.New("the lease is gone")
+
 // put tries to put the key on l, which it hands over to the hold, the pool, or
 // the reaper.
 func (s *Store) put(ctx context.Context, id holdID, name string, ttl time.Duration, start instant, l *lease) (core.Grant, error) {
@@ -243,20 +252,21 @@ func (s *Store) put(ctx context.Context, id holdID, name string, ttl time.Durati
 		[]clientv3.Cmp{clientv3.Compare(clientv3.CreateRevision(name), "=", 0)},
 		[]clientv3.Op{clientv3.OpPut(name, id.owner, clientv3.WithLease(l.id))},
 		[]clientv3.Op{clientv3.OpGet(name)})
+	before := int64(s.revision.Load())
 	deliveries, ctx := s.kv.count(ctx)
 	resp, sent, err := s.do(ctx, s.timing.putPatience, op)
+	counted, certain := deliveries()
+	single := certain && counted <= 1 && sent <= 1
 	switch {
-	case isLeaseNotFound(err):
+	case isLeaseNotFound(err) && sent == 0 && single:
+		return core.Grant{}, fmt.Errorf("%w: %w", errLeaseGone, err)
+	case isLeaseNotFound(err): // and so is the key, if an earlier delivery has put it
 		return core.Grant{}, err
-	case err != nil && sent == 0: // nothing can arrive late
+	case err != nil && sent == 0 && single: // nothing can arrive late
 		s.leases.put(l)
 		return core.Grant{}, err
 	case err != nil:
-		// The request may be executed yet. Without its lease etcd refuses it,
-		// or takes the key away again.
-		s.holds.haunt(id, l)
-		s.reaper.revoke(l)
-		return core.Grant{}, err
+		return s.abandon(id, l, err)
 	}
 	txn := resp.Txn()
 	kv := found(txn)
@@ -269,7 +279,16 @@ func (s *Store) put(ctx context.Context, id holdID, name string, ttl time.Durati
 	if kv != nil && kv.Lease == int64(l.id) && string(kv.Value) == id.owner {
 		g = core.Grant{Acquired: true, Token: kv.CreateRevision}
 	}
-	counted, certain := deliveries()
+	if !single && !g.Acquired && kv != nil && kv.CreateRevision > before {
+		// The key is younger than the call. "Held" would not be true if an
+		// earlier delivery has put it, and has lost it again.
+		switch put, err := s.wasPut(ctx, name, l, before, kv); {
+		case err != nil:
+			return s.abandon(id, l, fmt.Errorf("somebody has the key; whether this call had it before: %w", err))
+		case put:
+			return s.abandon(id, l, errors.New("the call got the key, and lost it before it was answered"))
+		}
+	}
 	switch {
 	case sent > 1 || certain && counted > 1 || l.term != s.term.Load():
 		return s.settle(ctx, id, name, ttl, start, l, g, kv)
@@ -286,6 +305,41 @@ func (s *Store) put(ctx context.Context, id holdID, name string, ttl time.Durati
 		s.reaper.revoke(l)
 	}
 	return core.Grant{}, foreign(name, kv)
+}
+
+// abandon ends l, on which the request to put the key may be executed yet.
+// Without its lease etcd refuses it, or takes the key away again.
+func (s *Store) abandon(id holdID, l *lease, err error) (core.Grant, error) {
+	s.holds.haunt(id, l)
+	s.reaper.revoke(l)
+	return core.Grant{}, err
+}
+
+// wasPut looks in the key's history, from the revision before up to what kv
+// shows, whether it was put on l.
+func (s *Store) wasPut(ctx context.Context, name string, l *lease, before int64, kv *mvccpb.KeyValue) (bool, error) {
+	put, _, err := resend(ctx, s, s.timing.patience, func(ctx context.Context) (bool, error) {
+		ctx, cancel := context.WithCancel(ctx)
+		defer cancel()
+		// A stream for each delivery: the one that watches share may lead to a
+		// member that has fallen silent.
+		ctx = metadata.AppendToOutgoingContext(ctx, "leasekit-history", rand.Text())
+		for resp := range s.client.Watch(clientv3.WithRequireLeader(ctx), name, clientv3.WithRev(before+1)) {
+			if err := watchError(resp.Err()); err != nil {
+				return false, err
+			}
+			for _, event := range resp.Events {
+				if event.Kv.Lease == int64(l.id) {
+					return true, nil
+				}
+				if event.Kv.ModRevision >= kv.ModRevision {
+					return false, nil
+				}
+			}
+		}
+		return false, cmp.Or(ctx.Err(), errSilent)
+	})
+	return put, err
 }
 
 // settle makes g final, the outcome of a request to put the key on l that was
@@ -565,15 +619,20 @@ func (s *Store) do(ctx context.Context, first time.Duration, op clientv3.Op) (re
 	return resp, sent, err
 }
 
-// observe notes the Raft term that an answer names. before is the term that was
-// known when the request was sent, 0 for a request whose answer may be old: an
-// answer that names less comes from a cluster that was restored, whose terms
-// begin anew.
+// observe notes the Raft term and the revision that an answer names. before is
+// the term that was known when the request was sent, 0 for a request whose answer
+// may be old: an answer that names less comes from a cluster that was restored,
+// whose terms and revisions begin anew.
 func (s *Store) observe(h *pb.ResponseHeader, before uint64) {
-	term := h.GetRaftTerm()
-	for {
-		known := s.term.Load()
-		if term == known || term < known && term >= before || s.term.CompareAndSwap(known, term) {
+	restored := h.GetRaftTerm() < before
+	advance(&s.term, h.GetRaftTerm(), restored)
+	advance(&s.revision, uint64(h.GetRevision()), restored)
+}
+
+// advance sets v to n if that is more, or back says that less is right too.
+func advance(v *atomic.Uint64, n uint64, back bool) {
+	for known := v.Load(); n > known || n < known && back; known = v.Load() {
+		if v.CompareAndSwap(known, n) {
 			return
 		}
 	}

@@ -430,6 +430,138 @@ func TestLeaseOfAResentAcquireIsNotReused(t *testing.T) {
 	release(t, other, key, "other")
 }
 
+// A put that is delivered twice, and loses, says "held" only if its first
+// delivery has not put the key: in between somebody has the key, or had it.
+func TestAcquireThatLostToItsSuccessor(t *testing.T) {
+	server := testserver.Etcd(t)
+	admin := connect(t, server.URL)
+	other := open(t, admin, etcdstore.Options{})
+	for _, test := range []struct {
+		name string
+		// between happens before the second delivery; first delivers the first.
+		between func(t *testing.T, key string, first func())
+		want    string // in the error; "" for an answer
+		holder  string
+	}{
+		{name: "executed, and over", between: func(t *testing.T, key string, first func()) {
+			t.Helper()
+			first()
+			release(t, other, key, "owner")
+			acquire(t, other, key, "successor", time.Minute)
+		}, want: "lost it before", holder: "successor"},
+		{name: "executed, and moved to another lease", between: func(t *testing.T, key string, first func()) {
+			t.Helper()
+			first()
+			if renewed, err := other.Renew(t.Context(), key, "owner", time.Hour); !renewed || err != nil {
+				t.Errorf("Renew = %t, %v; want true, nil", renewed, err)
+			}
+		}, want: "lost it before", holder: "owner"},
+		{name: "not executed", between: func(t *testing.T, key string, _ func()) {
+			t.Helper()
+			acquire(t, other, key, "first", time.Minute)
+			release(t, other, key, "first")
+			acquire(t, other, key, "successor", time.Minute)
+		}, holder: "successor"},
+		{name: "nobody can tell", between: func(t *testing.T, key string, first func()) {
+			t.Helper()
+			first()
+			release(t, other, key, "owner")
+			g := acquire(t, other, key, "successor", time.Minute)
+			if _, err := admin.Compact(t.Context(), g.Token); err != nil {
+				t.Error(err)
+			}
+		}, want: rpctypes.ErrCompacted.Error(), holder: "successor"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			client, w := connectOver(t, server.URL)
+			store, key := openPatient(t, client, etcdstore.Options{}), random("successor-")
+			var lease clientv3.LeaseID
+			w.onFirst("put", func(ctx context.Context, _ request, deliver func(context.Context) error) error {
+				test.between(t, key, func() {
+					if err := deliver(ctx); err != nil {
+						t.Error(err)
+					}
+				})
+				lease, _ = keyOf(t, admin, key)
+				return errLost
+			})
+			g, err := store.Acquire(t.Context(), key, "owner", time.Minute)
+			if g.Acquired || err == nil != (test.want == "") || err != nil && !strings.Contains(err.Error(), test.want) {
+				t.Errorf("Acquire = %+v, %v; want not acquired, and an error with %q", g, err, test.want)
+			}
+			if now, _ := keyOf(t, admin, key); now != lease {
+				t.Errorf("the key hangs on lease %x, and before on %x: it is not this call's", now, lease)
+			}
+			eventually(t, "the lease of both deliveries is revoked", func() bool { return gone(t, admin, w.leases()[0]) })
+			if pooled := etcdstore.Pooled(store); len(pooled) > 0 {
+				t.Errorf("the pool has %x, want nothing", pooled)
+			}
+			release(t, other, key, test.holder)
+			if err := store.Release(t.Context(), key, "owner"); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+// The lease is gone when the second delivery comes, and the first has put the
+// key perhaps, which is gone with it: with another lease one Acquire would get the
+// key twice.
+func TestAcquireWhoseLeaseVanishes(t *testing.T) {
+	server := testserver.Etcd(t)
+	admin := connect(t, server.URL)
+	for _, lost := range []error{errLost, status.Error(codes.Canceled, "proxy: stream closed")} { // sent again by the store, by the client
+		t.Run(status.Code(lost).String(), func(t *testing.T) {
+			client, w := connectOver(t, server.URL)
+			store, key := openPatient(t, client, etcdstore.Options{}), random("vanished-")
+			w.onFirst("put", func(ctx context.Context, _ request, deliver func(context.Context) error) error {
+				if err := deliver(ctx); err != nil {
+					t.Error(err)
+				}
+				if _, err := admin.Revoke(ctx, w.leases()[0]); err != nil {
+					t.Error(err)
+				}
+				return lost
+			})
+			if g, err := store.Acquire(t.Context(), key, "owner", time.Minute); !errors.Is(err, rpctypes.ErrLeaseNotFound) {
+				t.Errorf("Acquire = %+v, %v; want %v", g, err, rpctypes.ErrLeaseNotFound)
+			}
+			if lease, _ := keyOf(t, admin, key); lease != 0 {
+				t.Error("the key was put again")
+			}
+		})
+	}
+}
+
+// A lease whose second delivery is refused may have the key of the first.
+func TestLeaseOfARefusedResendIsNotReused(t *testing.T) {
+	client, w := connectOver(t, testserver.Etcd(t).URL)
+	store, key := openPatient(t, client, etcdstore.Options{}), random("refused-resend-")
+	puts := 0
+	w.set(func(ctx context.Context, r request, deliver func(context.Context) error) error {
+		if r.kind != "put" {
+			return deliver(ctx)
+		}
+		if puts++; puts == 1 {
+			if err := deliver(ctx); err != nil {
+				t.Error(err)
+			}
+			return status.Error(codes.Canceled, "proxy: stream closed") // the client sends it again
+		}
+		gone, cancel := context.WithCancel(ctx)
+		cancel()
+		_ = deliver(gone) // it is a request like any other for the client
+		return rpctypes.ErrGRPCRequestTooManyRequests
+	})
+	if g, err := store.Acquire(t.Context(), key, "owner", time.Minute); !errors.Is(err, rpctypes.ErrTooManyRequests) {
+		t.Errorf("Acquire = %+v, %v; want %v", g, err, rpctypes.ErrTooManyRequests)
+	}
+	if pooled := etcdstore.Pooled(store); len(pooled) > 0 {
+		t.Errorf("the pool has %x, want nothing: the key may be on it", pooled)
+	}
+	eventually(t, "the lease is revoked", func() bool { return gone(t, client, w.leases()[0]) })
+}
+
 // The client library itself sends a request again, and the first delivery
 // arrives when the key has been released, with a lease that another key might
 // have by then.

@@ -500,11 +500,12 @@ func (c *client) callHeld(ctx context.Context, k *key, i int) error {
 
 func (c *client) acquire(ctx context.Context, k *key, owner string) error {
 	ttl := c.ttl()
+	// An owner is new for each Acquire, so that nobody can name one whose call
+	// has not returned.
+	c.drive.removeOwner(k, owner)
+	defer c.drive.addOwner(k, owner)
 	sent := time.Now()
 	grant, err := c.store.Acquire(ctx, k.name, owner, ttl)
-	// Not before: an owner is new for each Acquire, so that nobody can name one
-	// whose call has not returned. Some that was given up may be executed yet.
-	c.drive.addOwner(k, owner)
 	switch {
 	case err == nil && grant.Acquired:
 		c.holds = append(c.holds, holding{key: k, owner: owner, ttl: ttl, until: sent.Add(ttl)})
@@ -540,6 +541,12 @@ func (d *drive) addOwner(k *key, owner string) {
 	if len(k.owners) > 4 {
 		k.owners = slices.Delete(k.owners, 0, 1)
 	}
+}
+
+func (d *drive) removeOwner(k *key, owner string) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	k.owners = slices.DeleteFunc(k.owners, func(o string) bool { return o == owner })
 }
 
 // anyOwner returns an owner whose Acquire of k has returned, "" if there is none.

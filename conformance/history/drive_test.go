@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -161,4 +162,59 @@ func BenchmarkCheck(b *testing.B) {
 		}
 	}
 	b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/float64(len(h.Ops)), "ns/call")
+}
+
+// slow takes its time to acquire, and counts who acts for an owner meanwhile.
+type slow struct {
+	core.LockStore
+	mu      sync.Mutex
+	running map[string]bool
+	early   int
+}
+
+func (s *slow) Acquire(ctx context.Context, key, owner string, ttl time.Duration) (core.Grant, error) {
+	s.mark(owner, true)
+	defer s.mark(owner, false)
+	g, err := s.LockStore.Acquire(ctx, key, owner, ttl)
+	time.Sleep(20 * time.Millisecond)
+	return g, err
+}
+
+func (s *slow) Renew(ctx context.Context, key, owner string, ttl time.Duration) (bool, error) {
+	s.look(owner)
+	return s.LockStore.Renew(ctx, key, owner, ttl)
+}
+
+func (s *slow) Release(ctx context.Context, key, owner string) error {
+	s.look(owner)
+	return s.LockStore.Release(ctx, key, owner)
+}
+
+func (s *slow) mark(owner string, running bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.running[owner] = running
+}
+
+func (s *slow) look(owner string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.running[owner] {
+		s.early++
+	}
+}
+
+// Owners are new for each call, so that nobody knows one before its Acquire has
+// returned: a store need not reckon with that.
+func TestDriveNamesNoOwnerBeforeItsTime(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := &slow{LockStore: openMemory(t), running: make(map[string]bool)}
+		r, err := history.Drive(t.Context(), openOne(store), history.Plan{Calls: 2000, Keys: 1})
+		if err != nil || !r.OK() {
+			t.Fatal(r, err)
+		}
+		if store.early > 0 {
+			t.Errorf("%d calls were for an owner whose Acquire had not returned", store.early)
+		}
+	})
 }

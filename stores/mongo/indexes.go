@@ -22,14 +22,18 @@ const purgeIndex = "leasekit_purge"
 // exist. Source: src/mongo/base/error_codes.yml of the server.
 const codeNamespaceNotFound = 26
 
+// ErrNoIndex is in the errors of a store whose TTL index is not there: call
+// [EnsureIndexes].
+var ErrNoIndex = errors.New("the TTL index is missing")
+
 // EnsureIndexes makes the TTL index by which the server deletes the documents of
 // keys that nobody locks any more, and with it the collection if need be. It
 // may be called at every start, by many processes at once. The index does not
 // depend on [Options]: stores with different retentions may share a collection.
 //
-// Without the index [Store.Acquire] fails with an error that names this
-// function. EnsureIndexes refuses a collection whose default collation is not
-// the simple one: it would take different keys for the same.
+// Without the index [Store.Acquire] fails with [ErrNoIndex]. EnsureIndexes
+// refuses a collection whose default collation is not the simple one: it would
+// take different keys for the same.
 //
 // It needs the privileges createIndex, createCollection and listIndexes, which
 // the built-in role readWrite has.
@@ -96,7 +100,7 @@ func (x *indexed) check(ctx context.Context, coll *mongo.Collection) error {
 func checkIndexes(ctx context.Context, coll *mongo.Collection) error {
 	found, err := inspectIndexes(ctx, coll)
 	if err == nil && !found {
-		err = fmt.Errorf("mongo: collection %s has no TTL index on %q, so that nothing would ever be deleted: call mongostore.EnsureIndexes once", name(coll), fieldPurge)
+		err = fmt.Errorf("mongo: %w: collection %s needs one on %q, or nothing would ever be deleted: call mongostore.EnsureIndexes once", ErrNoIndex, name(coll), fieldPurge)
 	}
 	return err
 }

@@ -3,6 +3,7 @@ package mongostore_test
 import (
 	"context"
 	"crypto/rand"
+	"errors"
 	"flag"
 	"fmt"
 	"strings"
@@ -97,7 +98,7 @@ func TestMissingIndexIsAnError(t *testing.T) {
 			s := newStore(t, coll, mongostore.Options{})
 			for range 2 {
 				g, err := s.Acquire(t.Context(), "k", "me", time.Minute)
-				if err == nil || g.Acquired || !strings.Contains(err.Error(), "mongostore.EnsureIndexes") {
+				if !errors.Is(err, mongostore.ErrNoIndex) || g.Acquired || !strings.Contains(err.Error(), "mongostore.EnsureIndexes") {
 					t.Errorf("Acquire returned %+v, %v, want an error that names EnsureIndexes", g, err)
 				}
 			}

@@ -208,7 +208,7 @@ func sqlState(err error) string {
 func (o Options) explain(err error) error {
 	switch sqlState(err) {
 	case codeNoTable, codeNoSchema:
-		return fmt.Errorf("postgres: table %s is missing, call pgstore.Migrate or run the DDL of pgstore.Schema: %w", o.table(), err)
+		return fmt.Errorf("postgres: %w: %s: call pgstore.Migrate or run the DDL of pgstore.Schema: %w", ErrNoTable, o.table(), err)
 	case codeNoColumn, codeNoUniqueKey, codeDatatype, codeNoOperator:
 		return fmt.Errorf("postgres: table %s is not one that pgstore.Migrate made: %w", o.table(), err)
 	case codeNoPrivilege:

@@ -2,6 +2,7 @@ package pgstore
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -15,6 +16,10 @@ import (
 // It keeps two sessions from creating the same table at once, which PostgreSQL
 // answers with a unique violation in its catalog, IF NOT EXISTS or not.
 const migrateLock = 0x6c656173656b6974
+
+// ErrNoTable is in every error of a store whose table is not there: call
+// [Migrate], or run the DDL that [Schema] returns.
+var ErrNoTable = errors.New("the table is missing")
 
 // Schema returns the DDL of the store's table, for those who have a migration
 // tool: CREATE SCHEMA IF NOT EXISTS unless the schema is "public", and CREATE

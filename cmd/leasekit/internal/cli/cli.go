@@ -14,6 +14,8 @@ import (
 
 	"github.com/leasekit/leasekit/cmd/leasekit/internal/child"
 	"github.com/leasekit/leasekit/cmd/leasekit/internal/storeurl"
+	mongostore "github.com/leasekit/leasekit/stores/mongo"
+	pgstore "github.com/leasekit/leasekit/stores/postgres"
 )
 
 // The exit codes of leasekit's own; run also exits with its command's.
@@ -47,7 +49,7 @@ func usageError(format string, args ...any) error {
 
 func storeError(err error) error {
 	// The stores speak to people who write Go.
-	if text := err.Error(); strings.Contains(text, "pgstore.Migrate") || strings.Contains(text, "mongostore.EnsureIndexes") {
+	if errors.Is(err, pgstore.ErrNoTable) || errors.Is(err, mongostore.ErrNoIndex) {
 		err = fmt.Errorf("%w: leasekit init does that", err)
 	}
 	return &codeError{exitStore, err}

@@ -23,6 +23,7 @@ import (
 
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
+	"google.golang.org/grpc/connectivity"
 
 	"github.com/leasekit/leasekit/core"
 	"github.com/leasekit/leasekit/internal/testserver"
@@ -280,6 +281,30 @@ func TestNoQuorumIsAnError(t *testing.T) {
 		})
 	}
 	wg.Wait()
+}
+
+// gRPC and etcd's client go on trying, and say in the end that a context has
+// ended. What people need is the address that is wrong.
+func TestUnreachableServerIsNamed(t *testing.T) {
+	t.Parallel()
+	const nobody = "127.0.0.1:1" // tcpmux, reserved
+	client := connect(t, nobody)
+	store := open(t, client, etcdstore.Options{})
+	client.ActiveConnection().Connect()
+	eventually(t, "the connection has failed", func() bool {
+		return client.ActiveConnection().GetState() == connectivity.TransientFailure
+	})
+	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+	defer cancel()
+	_, acquire := store.Acquire(ctx, "key", "owner", time.Minute)
+	_, renew := store.Renew(ctx, "key", "owner", time.Minute)
+	release := store.Release(ctx, "key", "owner")
+	_, _, subscribe := store.Subscribe(ctx, "key")
+	for call, err := range map[string]error{"Acquire": acquire, "Renew": renew, "Release": release, "Subscribe": subscribe} {
+		if !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), nobody) {
+			t.Errorf("%s: error %v, want the context's, and %s in it", call, err, nobody)
+		}
+	}
 }
 
 func TestAuthentication(t *testing.T) {

@@ -8,20 +8,29 @@ import (
 
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/connectivity"
 	"google.golang.org/grpc/status"
 )
 
 // wrap makes err, of a call with ctx, an error of this package: it matches
 // ctx.Err() if ctx has ended, whatever became of the request meanwhile.
-func wrap(ctx context.Context, err error) error {
-	switch cerr := ctx.Err(); {
-	case err == nil || errors.Is(err, ErrClosed):
+func (s *Store) wrap(ctx context.Context, err error) error {
+	if err == nil || errors.Is(err, ErrClosed) {
 		return err
-	case cerr != nil && !errors.Is(err, cerr):
-		return fmt.Errorf("etcd: %w: %w", cerr, err)
-	default:
-		return fmt.Errorf("etcd: %w", err)
 	}
+	if cerr := ctx.Err(); cerr != nil && !errors.Is(err, cerr) {
+		err = fmt.Errorf("%w: %w", cerr, err)
+	}
+	if code, etcd := codeOf(err); !etcd && (ctx.Err() != nil || code == codes.Unavailable || errors.Is(err, errSilent)) && s.unreachable() {
+		// The client goes on trying, and does not say that this is why.
+		return fmt.Errorf("etcd: no connection to %s: %w", strings.Join(s.client.Endpoints(), ", "), err)
+	}
+	return fmt.Errorf("etcd: %w", err)
+}
+
+// unreachable reports whether the client could not connect to any member.
+func (s *Store) unreachable() bool {
+	return s.client.ActiveConnection().GetState() == connectivity.TransientFailure
 }
 
 // codeOf returns the code of an error of etcd or of gRPC, and whether it was

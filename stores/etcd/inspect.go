@@ -59,7 +59,7 @@ func (s *Store) Leases(ctx context.Context, q core.LeaseQuery) iter.Seq2[core.Le
 			first = string(resp.Kvs[len(resp.Kvs)-1].Key) + "\x00"
 		}
 		if err != nil {
-			yield(core.LeaseInfo{}, wrap(ctx, err))
+			yield(core.LeaseInfo{}, s.wrap(ctx, err))
 		}
 	}
 }
@@ -140,5 +140,5 @@ func (s *Store) Break(ctx context.Context, key string) (core.LeaseInfo, bool, er
 		}
 		kv = found(txn)
 	}
-	return core.LeaseInfo{}, false, wrap(ctx, err)
+	return core.LeaseInfo{}, false, s.wrap(ctx, err)
 }

@@ -338,17 +338,23 @@ func TestWrap(t *testing.T) {
 		cancel()
 		return ctx
 	}()
-	if err := wrap(ended, nil); err != nil {
+	client, err := clientv3.New(clientv3.Config{Endpoints: []string{"127.0.0.1:1"}}) // never used
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer client.Close()
+	s := &Store{client: client}
+	if err := s.wrap(ended, nil); err != nil {
 		t.Errorf("wrap(nil) = %v", err)
 	}
-	err := wrap(ended, rpctypes.ErrNoLeader)
+	err = s.wrap(ended, rpctypes.ErrNoLeader)
 	if !errors.Is(err, context.Canceled) || !errors.Is(err, rpctypes.ErrNoLeader) {
 		t.Errorf("wrap = %q: does not match the context's error and the driver's", err)
 	}
-	if err := wrap(ended, context.Canceled); strings.Count(err.Error(), "canceled") != 1 {
+	if err := s.wrap(ended, context.Canceled); strings.Count(err.Error(), "canceled") != 1 {
 		t.Errorf("wrap = %q: says it twice", err)
 	}
-	if _, ok := errors.AsType[rpctypes.EtcdError](wrap(alive, rpctypes.ErrNoSpace)); !ok {
+	if _, ok := errors.AsType[rpctypes.EtcdError](s.wrap(alive, rpctypes.ErrNoSpace)); !ok {
 		t.Error("errors.As does not reach the driver's error")
 	}
 }

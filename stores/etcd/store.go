@@ -185,11 +185,11 @@ func (s *Store) Acquire(ctx context.Context, key, owner string, ttl time.Duratio
 	name := s.prefix + key
 	held, t, err := s.enter(ctx, name)
 	if held || err != nil {
-		return core.Grant{}, wrap(ctx, err)
+		return core.Grant{}, s.wrap(ctx, err)
 	}
 	g, err := s.acquire(ctx, holdID{key, owner}, name, ttl, start)
 	s.tries.leave(name, t, err == nil)
-	return g, wrap(ctx, err)
+	return g, s.wrap(ctx, err)
 }
 
 // enter looks whether a try to put the key makes sense. If it does the caller
@@ -385,7 +385,7 @@ func (s *Store) Renew(ctx context.Context, key, owner string, ttl time.Duration)
 	if l != nil && !held.doubt && l.class == classOf(ttl) && l.term == s.term.Load() && l.life(start) > minLife {
 		renewed, certain, err := s.keep(ctx, name, owner, l)
 		if err != nil {
-			return false, wrap(ctx, err)
+			return false, s.wrap(ctx, err)
 		}
 		if certain {
 			if !renewed {
@@ -400,11 +400,11 @@ func (s *Store) Renew(ctx context.Context, key, owner string, ttl time.Duration)
 	} else {
 		var err error
 		if kv, err = s.get(ctx, name); err != nil {
-			return false, wrap(ctx, err)
+			return false, s.wrap(ctx, err)
 		}
 	}
 	renewed, err := s.move(ctx, id, name, ttl, start, kv)
-	return renewed, wrap(ctx, err)
+	return renewed, s.wrap(ctx, err)
 }
 
 // keep keeps l alive and looks whether the key hangs on it. If neither yes nor
@@ -515,7 +515,7 @@ func (s *Store) Release(ctx context.Context, key, owner string) error {
 	if err := s.usable(ctx); err != nil {
 		return err
 	}
-	return wrap(ctx, s.release(ctx, holdID{key, owner}, s.prefix+key))
+	return s.wrap(ctx, s.release(ctx, holdID{key, owner}, s.prefix+key))
 }
 
 func (s *Store) release(ctx context.Context, id holdID, name string) error {
@@ -643,7 +643,7 @@ func (s *Store) usable(ctx context.Context) error {
 	if s.closed.Load() {
 		return ErrClosed
 	}
-	return wrap(ctx, ctx.Err())
+	return s.wrap(ctx, ctx.Err())
 }
 
 // found returns what the read of a transaction's else branch has found.

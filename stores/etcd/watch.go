@@ -41,7 +41,7 @@ func (s *Store) Subscribe(ctx context.Context, key string) (<-chan struct{}, fun
 		err = ctx.Err()
 	}
 	stop()
-	return nil, nil, wrap(ctx, err)
+	return nil, nil, s.wrap(ctx, err)
 }
 
 // headStart is what the one who waits longest is ahead of the others.

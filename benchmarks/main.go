@@ -60,7 +60,10 @@ func parse(args []string, errOut io.Writer) (flags, error) {
 	case f.ttl < time.Second:
 		return f, errors.New("-ttl must be at least 1s: a lease must not run out while it is measured")
 	}
-	for _, name := range f.stores {
+	for i, name := range f.stores {
+		if slices.Contains(f.stores[:i], name) {
+			return f, fmt.Errorf("-stores: %s is there twice", name)
+		}
 		if !slices.Contains(storeNames, name) {
 			return f, fmt.Errorf("-stores: no store is called %q: use %s", name, strings.Join(storeNames, ", "))
 		}

@@ -103,6 +103,7 @@ func TestBadFlagsTouchNothing(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "r.json")
 	for _, args := range [][]string{
 		{"-stores", "memory,zookeeper"},
+		{"-stores", "memory,memory"},
 		{"-duration", "0s"},
 		{"-clients", "0"},
 		{"-keys", "1"},

@@ -4,8 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"net"
 	"net/url"
+	"os"
 	"os/signal"
 	"slices"
 	"strings"
@@ -120,6 +122,12 @@ func (a *app) torture(ctx context.Context, f tortureFlags) error {
 		return err
 	}
 
+	empty, err := makeFolder(f.dir)
+	if err != nil {
+		return usageError("--dir: %w", err)
+	}
+	defer empty()
+
 	ctx, stop := signal.NotifyContext(ctx, syscall.SIGINT, syscall.SIGTERM)
 	defer stop()
 	report, err := history.Drive(ctx, func(client int) (core.LockStore, error) { return stores[client], nil }, plan)
@@ -140,6 +148,25 @@ func (a *app) torture(ctx context.Context, f tortureFlags) error {
 		return &codeError{exitFailure, fmt.Errorf("%d histories were too tangled to be judged in time: try fewer --clients", n)}
 	}
 	return nil
+}
+
+// makeFolder sees to it, before minutes of work, that what is found has a place.
+// It returns what removes the folder again if it is new, and nothing was found.
+func makeFolder(dir string) (removeEmpty func(), err error) {
+	_, err = os.Stat(dir)
+	isNew := errors.Is(err, fs.ErrNotExist)
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return nil, err
+	}
+	probe, err := os.MkdirTemp(dir, "probe-")
+	if err != nil {
+		return nil, err
+	}
+	return func() {
+		if isNew {
+			_ = os.Remove(dir) // fails if it is not empty
+		}
+	}, os.Remove(probe)
 }
 
 func orDefault(d, otherwise time.Duration) time.Duration {

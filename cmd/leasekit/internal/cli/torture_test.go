@@ -14,8 +14,12 @@ import (
 func TestTortureOfSoundStores(t *testing.T) {
 	t.Parallel()
 	for _, url := range []string{"memory:", testserver.Redis(t).URL} {
-		p := begin(t, url, "torture", "--for", "3s", "--dir", filepath.Join(t.TempDir(), "found"))
+		dir := filepath.Join(t.TempDir(), "found")
+		p := begin(t, url, "torture", "--for", "3s", "--dir", dir)
 		code := p.end(t)
+		if _, err := os.Stat(dir); err == nil {
+			t.Errorf("%s: nothing was found, and %s was left", url, dir)
+		}
 		if code != 0 {
 			t.Errorf("%s: exit code %d\n%s%s", url, code, p.out, p.err)
 		}
@@ -36,6 +40,13 @@ func TestTortureReportsAStoreThatIsAway(t *testing.T) {
 	}
 	if code, _, _ := run(t, "memory:", "torture", "--for", "0s"); code != exitUsage {
 		t.Errorf("--for 0s: exit code %d, want %d", code, exitUsage)
+	}
+	file := filepath.Join(t.TempDir(), "file")
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if code, stdout, stderr := run(t, "memory:", "torture", "--for", "1h", "--dir", file); code != exitUsage || stdout != "" {
+		t.Errorf("--dir is a file: exit code %d, want %d before an hour has passed; %s%s", code, exitUsage, stdout, stderr)
 	}
 }
 

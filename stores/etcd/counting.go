@@ -2,6 +2,7 @@ package etcdstore
 
 import (
 	"context"
+	"fmt"
 	"reflect"
 	"slices"
 	"sync/atomic"
@@ -22,31 +23,55 @@ const soonestResend = 20 * time.Millisecond
 // first delivery may still be on its way then.
 type countingKV struct {
 	clientv3.KV
-	plain bool
+	client *clientv3.Client
+	plain  bool
 }
 
 // newCountingKV returns the KV of client. One that was wrapped, with a
 // namespace say, hides the request from us.
 func newCountingKV(client *clientv3.Client) countingKV {
-	if reflect.TypeOf(client.KV) != reflect.TypeOf(clientv3.NewKV(client)) {
-		return countingKV{KV: client.KV}
+	if kvType(client.KV) != kvType(clientv3.NewKV(client)) {
+		return countingKV{KV: client.KV, client: client}
 	}
 	return countingKV{
-		KV:    clientv3.NewKVFromKVClient(countingClient{clientv3.RetryKVClient(client)}, client),
-		plain: true,
+		KV:     clientv3.NewKVFromKVClient(countingClient{clientv3.RetryKVClient(client)}, client),
+		client: client,
+		plain:  true,
 	}
 }
 
+// kvType names what kv is made of: for one of clientv3's, with the type of the
+// client that it sends its requests with.
+func kvType(kv clientv3.KV) string {
+	name := fmt.Sprintf("%T", kv)
+	if v := reflect.Indirect(reflect.ValueOf(kv)); v.Kind() == reflect.Struct {
+		if remote := v.FieldByName("remote"); remote.IsValid() && remote.Kind() == reflect.Interface && !remote.IsNil() {
+			name += " " + remote.Elem().Type().String()
+		}
+	}
+	return name
+}
+
+// tally is how often a request was delivered to etcd, or may be yet: at least,
+// if that is not certain.
+type tally struct {
+	sent    int
+	certain bool
+}
+
+func (t tally) none() bool     { return t.certain && t.sent == 0 }
+func (t tally) once() bool     { return t.certain && t.sent == 1 }
+func (t tally) repeated() bool { return t.sent > 1 }
+
 // count returns a context under which deliveries are counted, and a function
-// that returns how many there were at most, and whether that is certain.
+// that returns how many there were at least, and whether that is certain.
 func (kv countingKV) count(ctx context.Context) (deliveries func() (n int, certain bool), counted context.Context) {
 	if !kv.plain {
 		start := time.Now()
 		return func() (int, bool) {
-			if time.Since(start) < soonestResend {
-				return 1, true
-			}
-			return 2, false
+			// With several endpoints the client does not wait before it turns
+			// to the next one.
+			return 1, len(kv.client.Endpoints()) == 1 && time.Since(start) < soonestResend
 		}, ctx
 	}
 	var n atomic.Int64

@@ -49,11 +49,12 @@
 // that comes late does nothing: whatever it compares with has changed, or its
 // etcd lease was revoked. The latter goes for an Acquire whose outcome remains
 // unknown, and for one that was sent twice: its key is moved to another etcd lease
-// first. One that was sent twice, and finds a key that is newer than the call,
-// looks in the key's history whether it was the call's own meanwhile: if so, or if
-// etcd has compacted that history, the answer is an error, not "held". An etcd
-// lease serves one key, and another only after it is certain that
-// the first has gone and that nothing is on its way that could put it again.
+// first. One that was sent twice, and lost, looks in the key's history whether the
+// key was the call's own meanwhile: if so, or if that cannot be told (etcd has
+// compacted the history; the client's KV was wrapped, which hides the key's name)
+// the answer is an error, not "held". An etcd lease serves one key, and another
+// only after it is certain that the first has gone and that nothing is on its way
+// that could put it again.
 //
 // # Fencing
 //

@@ -51,8 +51,12 @@ func codeOf(err error) (code codes.Code, etcd bool) {
 }
 
 // isRefusal reports whether etcd itself answered that it will not execute the
-// request: not found, no permission, no space, too many requests.
+// request: not found, no permission, too many requests. "No space" is none: the
+// request that fills the quota is executed, and answered so (quotaApplierV3).
 func isRefusal(err error) bool {
+	if errors.Is(rpctypes.Error(err), rpctypes.ErrNoSpace) {
+		return false
+	}
 	switch code, etcd := codeOf(err); code {
 	case codes.InvalidArgument, codes.NotFound, codes.PermissionDenied, codes.Unauthenticated,
 		codes.ResourceExhausted, codes.FailedPrecondition, codes.OutOfRange:

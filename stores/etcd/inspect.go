@@ -125,8 +125,8 @@ func (s *Store) Break(ctx context.Context, key string) (core.LeaseInfo, bool, er
 		}
 		// The lease that was looked at, and not its successor.
 		var resp clientv3.OpResponse
-		var sent int
-		resp, sent, err = s.do(ctx, s.timing.patience, clientv3.OpTxn(
+		var n tally
+		resp, n, err = s.do(ctx, s.timing.patience, clientv3.OpTxn(
 			[]clientv3.Cmp{clientv3.Compare(clientv3.CreateRevision(name), "=", kv.CreateRevision)},
 			[]clientv3.Op{clientv3.OpDelete(name)},
 			[]clientv3.Op{clientv3.OpGet(name)}))
@@ -134,7 +134,7 @@ func (s *Store) Break(ctx context.Context, key string) (core.LeaseInfo, bool, er
 			break
 		}
 		txn := resp.Txn()
-		if txn.Succeeded || sent > 1 { // by an earlier delivery, perhaps
+		if txn.Succeeded || !n.once() { // by an earlier delivery, perhaps
 			s.tries.free(name)
 			return was, true, nil
 		}

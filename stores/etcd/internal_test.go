@@ -305,7 +305,8 @@ func TestErrorKinds(t *testing.T) {
 		{rpctypes.ErrLeaseNotFound, true, false, true},
 		{rpctypes.ErrGRPCLeaseNotFound, true, false, true},
 		{rpctypes.ErrTooManyRequests, true, false, false},
-		{rpctypes.ErrNoSpace, true, false, false},
+		{rpctypes.ErrNoSpace, false, false, false}, // executed, perhaps
+		{rpctypes.ErrGRPCNoSpace, false, false, false},
 		{rpctypes.ErrPermissionDenied, true, false, false},
 		{rpctypes.ErrNoLeader, false, true, false},
 		{rpctypes.ErrLeaderChanged, false, true, false},

@@ -264,7 +264,7 @@ func (k *keeper) receive(st *stream, wire pb.Lease_LeaseKeepAliveClient) {
 		// the answer is here before the lease could have expired. For the term
 		// see lease.
 		alive := resp.TTL > 0 && b.lease.life(t) > 0 && resp.Header.GetRaftTerm() == b.lease.term
-		k.s.observe(resp.Header, 0)
+		k.s.observe(resp.Header, position{})
 		if alive {
 			b.lease.extend(b.sent)
 		}

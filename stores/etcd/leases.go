@@ -159,7 +159,7 @@ func (p *leasePool) grant(ctx context.Context, class int64) (*lease, error) {
 	}
 	l.id, l.ttl = resp.ID, time.Duration(resp.TTL)*time.Second
 	l.term = cmp.Or(l.term, resp.GetRaftTerm())
-	p.s.observe(resp.ResponseHeader, 0)
+	p.s.observe(resp.ResponseHeader, position{})
 	return l, nil
 }
 

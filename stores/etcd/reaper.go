@@ -2,8 +2,11 @@ package etcdstore
 
 import (
 	"context"
+	"errors"
 	"sync"
 	"time"
+
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 )
 
 const (
@@ -67,7 +70,8 @@ func (r *reaper) work() {
 		ctx, cancel := context.WithTimeout(r.s.ctx, reapBound)
 		err := r.s.revoke(ctx, l)
 		cancel()
-		if err != nil && !isRefusal(err) && l.life(r.s.clock()) > 0 {
+		final := isRefusal(err) && !errors.Is(err, rpctypes.ErrTooManyRequests)
+		if err != nil && !final && l.life(r.s.clock()) > 0 {
 			r.again(l)
 		}
 	}

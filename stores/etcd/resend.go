@@ -110,6 +110,7 @@ func (d *deliveries[T]) next(ctx context.Context) {
 		return
 	}
 	if !d.s.spawn(func() {
+		defer context.AfterFunc(d.s.ctx, d.close)() // Close waits for this goroutine
 		v, err := d.send(ctx)
 		if err != nil && !isRefusal(err) {
 			return // the others may fare better
@@ -120,6 +121,7 @@ func (d *deliveries[T]) next(ctx context.Context) {
 			d.endLocked(v, err)
 		}
 	}) {
+		d.endLocked(d.v, ErrClosed)
 		return
 	}
 	d.n++
@@ -128,6 +130,15 @@ func (d *deliveries[T]) next(ctx context.Context) {
 		d.patience = maxPatience
 	}
 	d.timer.Reset(d.patience)
+}
+
+// close ends the deliveries with the store.
+func (d *deliveries[T]) close() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if !d.ended {
+		d.endLocked(d.v, ErrClosed)
+	}
 }
 
 func (d *deliveries[T]) endLocked(v T, err error) {

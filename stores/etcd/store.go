@@ -1,11 +1,10 @@
 package etcdstore
 
 import (
-	"cmp"
 	"context"
-	"crypto/rand"
 	"errors"
 	"fmt"
+	"io"
 	"math"
 	"sync"
 	"sync/atomic"
@@ -14,9 +13,9 @@ import (
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/api/v3/mvccpb"
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/metadata"
 
 	"github.com/leasekit/leasekit/core"
 )
@@ -227,14 +226,28 @@ func (s *Store) enter(ctx context.Context, name string) (held bool, t *try, err 
 
 // acquire tries to put the key.
 func (s *Store) acquire(ctx context.Context, id holdID, name string, ttl time.Duration, start instant) (core.Grant, error) {
+	var vanished *lease // an earlier delivery may have put the key on it,
+	var before position // but not before that
 	for again := false; ; again = true {
 		l, err := s.leases.get(ctx, ttl, start)
 		if err != nil {
 			return core.Grant{}, err
 		}
+		if !again {
+			before = s.known()
+		}
 		g, err := s.put(ctx, id, name, ttl, start, l)
-		if !errors.Is(err, errLeaseGone) || again {
+		switch {
+		case err == nil && vanished != nil:
+			if _, err := s.unused(ctx, name, vanished, before); err != nil {
+				_ = s.release(ctx, id, name) // it would be the second time
+				return core.Grant{}, err
+			}
+			return g, nil
+		case again || !isLeaseNotFound(err):
 			return g, err
+		case errors.Is(err, errVanished):
+			vanished = l
 		}
 		// The lease is gone before its time: the server has lost it, or
 		// somebody has revoked it, and perhaps not this one alone.
@@ -242,8 +255,9 @@ func (s *Store) acquire(ctx context.Context, id holdID, name string, ttl time.Du
 	}
 }
 
-// errLeaseGone is the error of a put that was not executed for want of its lease.
-var errLeaseGone = errors.New("the lease is gone")
+// errVanished is in the error of a put that found no lease when it was not
+// delivered for the first time.
+var errVanished = errors.New("the key may have been put, and be gone with its lease")
 
 // put tries to put the key on l, which it hands over to the hold, the pool, or
 // the reaper.
@@ -252,21 +266,22 @@ func (s *Store) put(ctx context.Context, id holdID, name string, ttl time.Durati
 		[]clientv3.Cmp{clientv3.Compare(clientv3.CreateRevision(name), "=", 0)},
 		[]clientv3.Op{clientv3.OpPut(name, id.owner, clientv3.WithLease(l.id))},
 		[]clientv3.Op{clientv3.OpGet(name)})
-	before := int64(s.revision.Load())
-	deliveries, ctx := s.kv.count(ctx)
-	resp, sent, err := s.do(ctx, s.timing.putPatience, op)
-	counted, certain := deliveries()
-	single := certain && counted <= 1 && sent <= 1
+	before := s.known()
+	resp, n, err := s.do(ctx, s.timing.putPatience, op)
 	switch {
-	case isLeaseNotFound(err) && sent == 0 && single:
-		return core.Grant{}, fmt.Errorf("%w: %w", errLeaseGone, err)
-	case isLeaseNotFound(err): // and so is the key, if an earlier delivery has put it
+	case isLeaseNotFound(err) && n.sent == 0: // for certain, or most likely
 		return core.Grant{}, err
-	case err != nil && sent == 0 && single: // nothing can arrive late
+	case isLeaseNotFound(err):
+		return core.Grant{}, fmt.Errorf("%w: %w", errVanished, err)
+	case err != nil && n.none(): // nothing can arrive late
 		s.leases.put(l)
 		return core.Grant{}, err
 	case err != nil:
-		return s.abandon(id, l, err)
+		// The request may be executed yet. Without its lease etcd refuses it,
+		// or takes the key away again.
+		s.holds.haunt(id, l)
+		s.reaper.revoke(l)
+		return core.Grant{}, err
 	}
 	txn := resp.Txn()
 	kv := found(txn)
@@ -275,58 +290,115 @@ func (s *Store) put(ctx context.Context, id holdID, name string, ttl time.Durati
 	}
 	// No other call has this lease: if the key is on it, this call has put it,
 	// with an earlier delivery perhaps.
-	g := core.Grant{}
-	if kv != nil && kv.Lease == int64(l.id) && string(kv.Value) == id.owner {
-		g = core.Grant{Acquired: true, Token: kv.CreateRevision}
-	}
-	if !single && !g.Acquired && kv != nil && kv.CreateRevision > before {
-		// The key is younger than the call. "Held" would not be true if an
-		// earlier delivery has put it, and has lost it again.
-		switch put, err := s.wasPut(ctx, name, l, before, kv); {
-		case err != nil:
-			return s.abandon(id, l, fmt.Errorf("somebody has the key; whether this call had it before: %w", err))
-		case put:
-			return s.abandon(id, l, errors.New("the call got the key, and lost it before it was answered"))
+	won := kv != nil && kv.Lease == int64(l.id) && string(kv.Value) == id.owner
+	switch {
+	case won && (n.repeated() || l.term != s.term.Load()):
+		return s.settle(ctx, id, name, ttl, start, l, kv)
+	case won:
+		if !n.certain {
+			s.holds.haunt(id, l)
 		}
-	}
-	switch {
-	case sent > 1 || certain && counted > 1 || l.term != s.term.Load():
-		return s.settle(ctx, id, name, ttl, start, l, g, kv)
-	case !certain:
-		s.holds.haunt(id, l)
-	}
-	switch {
-	case g.Acquired:
 		s.leases.put(s.holds.put(id, l, kv.CreateRevision, kv.ModRevision))
-		return g, nil
-	case certain:
+		return core.Grant{Acquired: true, Token: kv.CreateRevision}, nil
+	case n.once():
 		s.leases.put(l)
+		return core.Grant{}, foreign(name, kv)
 	default:
+		return s.concede(ctx, id, name, l, n, before, kv)
+	}
+}
+
+// settle makes final that the key was put on l, by a request that was delivered
+// more than once, or after an election. A delivery that is late could put the key
+// again after it was released; a lease that was kept alive in another term may
+// end early. So the key is moved to another lease, and l revoked.
+func (s *Store) settle(ctx context.Context, id holdID, name string, ttl time.Duration, start instant, l *lease, kv *mvccpb.KeyValue) (core.Grant, error) {
+	s.holds.haunt(id, l)
+	// If it is gone already it has been acquired all the same.
+	_, err := s.move(ctx, id, name, ttl, start, kv)
+	if err == nil {
+		err = s.revoke(ctx, l)
+	}
+	if err != nil {
 		s.reaper.revoke(l)
+		return core.Grant{}, err
+	}
+	s.holds.banish(id, []*lease{l})
+	return core.Grant{Acquired: true, Token: kv.CreateRevision}, nil
+}
+
+// concede makes final that the key, as kv shows it, was not put on l, by a request
+// that was delivered more than once, perhaps. "Held" would not be true if one of
+// the deliveries has put the key, and has lost it again, or does so yet.
+func (s *Store) concede(ctx context.Context, id holdID, name string, l *lease, n tally, before position, kv *mvccpb.KeyValue) (core.Grant, error) {
+	s.holds.haunt(id, l)
+	if err := s.revoke(ctx, l); err != nil {
+		s.reaper.revoke(l)
+		return core.Grant{}, err
+	}
+	s.holds.banish(id, []*lease{l})
+	if n.repeated() { // for certain
+		var err error
+		if kv, err = s.unused(ctx, name, l, before); err != nil {
+			return core.Grant{}, err
+		}
 	}
 	return core.Grant{}, foreign(name, kv)
 }
 
-// abandon ends l, on which the request to put the key may be executed yet.
-// Without its lease etcd refuses it, or takes the key away again.
-func (s *Store) abandon(id holdID, l *lease, err error) (core.Grant, error) {
-	s.holds.haunt(id, l)
-	s.reaper.revoke(l)
-	return core.Grant{}, err
+// unused returns the key as it is, and an error unless it is certain that since
+// before it was not put on l, as it cannot be any more.
+func (s *Store) unused(ctx context.Context, name string, l *lease, before position) (*mvccpb.KeyValue, error) {
+	kv, err := s.get(ctx, name)
+	if err != nil {
+		return nil, err
+	}
+	put := false
+	switch {
+	case kv == nil:
+		err = errors.New("it is free by now")
+	case kv.CreateRevision > int64(before.revision): // younger than the call
+		put, err = s.wasPut(ctx, name, l, before, kv)
+	}
+	switch {
+	case err != nil:
+		return nil, fmt.Errorf("whether the call had the key before somebody else is not known: %w", err)
+	case put:
+		return nil, errors.New("the call got the key, and lost it before it was answered")
+	}
+	return kv, nil
 }
 
-// wasPut looks in the key's history, from the revision before up to what kv
+// wasPut looks in the key's history, from what was known before up to what kv
 // shows, whether it was put on l.
-func (s *Store) wasPut(ctx context.Context, name string, l *lease, before int64, kv *mvccpb.KeyValue) (bool, error) {
+func (s *Store) wasPut(ctx context.Context, name string, l *lease, before position, kv *mvccpb.KeyValue) (bool, error) {
+	if !s.kv.plain {
+		return false, errors.New("the client was wrapped, which hides what the key is called")
+	}
 	put, _, err := resend(ctx, s, s.timing.patience, func(ctx context.Context) (bool, error) {
 		ctx, cancel := context.WithCancel(ctx)
 		defer cancel()
-		// A stream for each delivery: the one that watches share may lead to a
-		// member that has fallen silent.
-		ctx = metadata.AppendToOutgoingContext(ctx, "leasekit-history", rand.Text())
-		for resp := range s.client.Watch(clientv3.WithRequireLeader(ctx), name, clientv3.WithRev(before+1)) {
-			if err := watchError(resp.Err()); err != nil {
+		// A stream for each delivery: the client's one may lead to a member that
+		// has fallen silent. And none of the client's: those outlive a watch that
+		// ends before it is confirmed.
+		stream, err := pb.NewWatchClient(s.client.ActiveConnection()).Watch(clientv3.WithRequireLeader(ctx))
+		if err != nil {
+			return false, err
+		}
+		if err := stream.Send(&pb.WatchRequest{RequestUnion: &pb.WatchRequest_CreateRequest{
+			CreateRequest: &pb.WatchCreateRequest{Key: []byte(name), StartRevision: int64(before.revision) + 1},
+		}}); err != nil && !errors.Is(err, io.EOF) { // after that Recv says what is wrong
+			return false, err
+		}
+		for {
+			resp, err := stream.Recv()
+			switch {
+			case err != nil:
 				return false, err
+			case resp.CompactRevision > 0:
+				return false, rpctypes.ErrCompacted
+			case resp.Canceled:
+				return false, watchError(errors.New(resp.CancelReason))
 			}
 			for _, event := range resp.Events {
 				if event.Kv.Lease == int64(l.id) {
@@ -337,32 +409,8 @@ func (s *Store) wasPut(ctx context.Context, name string, l *lease, before int64,
 				}
 			}
 		}
-		return false, cmp.Or(ctx.Err(), errSilent)
 	})
 	return put, err
-}
-
-// settle makes g final, the outcome of a request to put the key on l that was
-// delivered more than once, or after an election. A delivery that is late could
-// put the key again after it was released; a lease that was kept alive in
-// another term may end early. So the key is moved to another lease, and l
-// revoked.
-func (s *Store) settle(ctx context.Context, id holdID, name string, ttl time.Duration, start instant, l *lease, g core.Grant, kv *mvccpb.KeyValue) (core.Grant, error) {
-	s.holds.haunt(id, l)
-	var err error
-	if g.Acquired {
-		// If it is gone already it has been acquired all the same.
-		_, err = s.move(ctx, id, name, ttl, start, kv)
-	}
-	if err == nil {
-		err = s.revoke(ctx, l)
-	}
-	if err != nil {
-		s.reaper.revoke(l)
-		return core.Grant{}, err
-	}
-	s.holds.banish(id, []*lease{l})
-	return g, foreign(name, kv)
 }
 
 // Renew implements [core.LockStore].
@@ -468,12 +516,12 @@ func (s *Store) move(ctx context.Context, id holdID, name string, ttl time.Durat
 			[]clientv3.Cmp{clientv3.Compare(clientv3.ModRevision(name), "=", kv.ModRevision)},
 			[]clientv3.Op{clientv3.OpPut(name, id.owner, clientv3.WithLease(l.id))},
 			[]clientv3.Op{clientv3.OpGet(name)})
-		resp, sent, err := s.do(ctx, s.timing.patience, op)
+		resp, n, err := s.do(ctx, s.timing.patience, op)
 		switch {
 		case isLeaseNotFound(err) && tries < maxTries:
 			s.leases.forget()
 			continue
-		case err != nil && sent == 0 && !isLeaseNotFound(err):
+		case err != nil && n.none() && !isLeaseNotFound(err):
 			s.leases.put(l)
 			return false, err
 		case err != nil:
@@ -548,7 +596,7 @@ func (s *Store) release(ctx context.Context, id holdID, name string) error {
 			},
 			[]clientv3.Op{clientv3.OpDelete(name)},
 			[]clientv3.Op{clientv3.OpGet(name)})
-		resp, sent, err := s.do(ctx, s.timing.patience, op)
+		resp, n, err := s.do(ctx, s.timing.patience, op)
 		if err != nil {
 			if l := s.holds.end(id, math.MaxInt64); l != nil {
 				s.reaper.revoke(l) // its holder is done with it
@@ -558,8 +606,10 @@ func (s *Store) release(ctx context.Context, id holdID, name string) error {
 		txn := resp.Txn()
 		l := s.holds.end(id, txn.Header.Revision)
 		kv := found(txn)
-		if txn.Succeeded || sent > 1 && kv == nil { // by an earlier delivery
-			s.leases.put(l)
+		if txn.Succeeded || !n.once() && kv == nil { // by an earlier delivery
+			if txn.Succeeded || n.certain {
+				s.leases.put(l)
+			} // else it may have ended, and the key with it
 			// If somebody waits here, the signal that he is about to get says
 			// so, and his try comes first: whoever has just released a key and
 			// wants it again at once would otherwise always be faster.
@@ -572,7 +622,7 @@ func (s *Store) release(ctx context.Context, id holdID, name string) error {
 		switch {
 		case kv == nil || string(kv.Value) != id.owner || foreign(name, kv) != nil:
 			return foreign(name, kv)
-		case sent > 1:
+		case !n.once():
 			return fmt.Errorf("key %q was acquired again by its owner while it was being released", name)
 		}
 		created = kv.CreateRevision // acquired again, through another store
@@ -593,7 +643,7 @@ func (s *Store) revoke(ctx context.Context, l *lease) error {
 
 // get reads a key, linearizably. nil means that there is none.
 func (s *Store) get(ctx context.Context, name string) (*mvccpb.KeyValue, error) {
-	before := s.term.Load()
+	before := s.known()
 	resp, _, err := resend(ctx, s, s.timing.patience, func(ctx context.Context) (*clientv3.GetResponse, error) {
 		return s.client.Get(ctx, name)
 	})
@@ -607,26 +657,41 @@ func (s *Store) get(ctx context.Context, name string) (*mvccpb.KeyValue, error) 
 }
 
 // do sends a transaction. All that the store sends can be told from a second
-// delivery of themselves. For sent see [resend].
-func (s *Store) do(ctx context.Context, first time.Duration, op clientv3.Op) (resp clientv3.OpResponse, sent int, err error) {
-	before := s.term.Load()
-	resp, sent, err = resend(ctx, s, first, func(ctx context.Context) (clientv3.OpResponse, error) {
+// delivery of themselves.
+func (s *Store) do(ctx context.Context, first time.Duration, op clientv3.Op) (resp clientv3.OpResponse, n tally, err error) {
+	before := s.known()
+	counted, counting := s.kv.count(ctx)
+	resp, n.sent, err = resend(counting, s, first, func(ctx context.Context) (clientv3.OpResponse, error) {
 		return s.kv.Do(ctx, op)
 	})
+	sent, certain := counted()
+	if isRefusal(err) {
+		sent-- // see resend
+	}
+	n.sent, n.certain = max(n.sent, sent), certain
 	if err == nil {
 		s.observe(resp.Txn().Header, before)
 	}
-	return resp, sent, err
+	return resp, n, err
 }
 
-// observe notes the Raft term and the revision that an answer names. before is
-// the term that was known when the request was sent, 0 for a request whose answer
-// may be old: an answer that names less comes from a cluster that was restored,
-// whose terms and revisions begin anew.
-func (s *Store) observe(h *pb.ResponseHeader, before uint64) {
-	restored := h.GetRaftTerm() < before
-	advance(&s.term, h.GetRaftTerm(), restored)
-	advance(&s.revision, uint64(h.GetRevision()), restored)
+// position is how far a cluster has come: a Raft term, and a revision.
+type position struct{ term, revision uint64 }
+
+// known returns how far the cluster has come at least.
+func (s *Store) known() position {
+	return position{s.term.Load(), s.revision.Load()}
+}
+
+// observe notes the position that an answer names. before is what was known when
+// the request was sent, the zero position for a request whose answer may be old:
+// an answer that names less comes from a cluster that was restored, or built
+// anew.
+func (s *Store) observe(h *pb.ResponseHeader, before position) {
+	now := position{h.GetRaftTerm(), uint64(h.GetRevision())}
+	restored := now.term < before.term || now.revision < before.revision
+	advance(&s.term, now.term, restored)
+	advance(&s.revision, now.revision, restored)
 }
 
 // advance sets v to n if that is more, or back says that less is right too.

@@ -504,32 +504,40 @@ func TestAcquireThatLostToItsSuccessor(t *testing.T) {
 	}
 }
 
-// The lease is gone when the second delivery comes, and the first has put the
-// key perhaps, which is gone with it: with another lease one Acquire would get the
-// key twice.
+// The lease is gone when the second delivery comes. If the first has put the key,
+// which is gone with it, then with another lease one Acquire would get it twice.
 func TestAcquireWhoseLeaseVanishes(t *testing.T) {
 	server := testserver.Etcd(t)
 	admin := connect(t, server.URL)
-	for _, lost := range []error{errLost, status.Error(codes.Canceled, "proxy: stream closed")} { // sent again by the store, by the client
-		t.Run(status.Code(lost).String(), func(t *testing.T) {
-			client, w := connectOver(t, server.URL)
-			store, key := openPatient(t, client, etcdstore.Options{}), random("vanished-")
-			w.onFirst("put", func(ctx context.Context, _ request, deliver func(context.Context) error) error {
-				if err := deliver(ctx); err != nil {
-					t.Error(err)
+	for _, lost := range []error{errLost, errProxy} { // sent again by the store, by the client
+		for _, executed := range []bool{true, false} {
+			t.Run(fmt.Sprintf("%v/executed=%t", status.Code(lost), executed), func(t *testing.T) {
+				client, w := connectOver(t, server.URL)
+				store, key := openPatient(t, client, etcdstore.Options{}), random("vanished-")
+				w.onFirst("put", func(ctx context.Context, _ request, deliver func(context.Context) error) error {
+					if !executed { // a request like any other for the client, all the same
+						gone, cancel := context.WithCancel(ctx)
+						cancel()
+						ctx = gone
+					}
+					if err := deliver(ctx); err == nil != executed {
+						t.Error(err)
+					}
+					if _, err := admin.Revoke(t.Context(), w.leases()[0]); err != nil {
+						t.Error(err)
+					}
+					return lost
+				})
+				g, err := store.Acquire(t.Context(), key, "owner", time.Minute)
+				lease, _ := keyOf(t, admin, key)
+				switch {
+				case executed && (err == nil || !strings.Contains(err.Error(), "lost it before") || lease != 0):
+					t.Errorf("Acquire = %+v, %v, the key is on lease %x; want that the call has lost it, and nothing left", g, err, lease)
+				case !executed && (err != nil || !g.Acquired || lease == 0):
+					t.Errorf("Acquire = %+v, %v, the key is on lease %x; want acquired", g, err, lease)
 				}
-				if _, err := admin.Revoke(ctx, w.leases()[0]); err != nil {
-					t.Error(err)
-				}
-				return lost
 			})
-			if g, err := store.Acquire(t.Context(), key, "owner", time.Minute); !errors.Is(err, rpctypes.ErrLeaseNotFound) {
-				t.Errorf("Acquire = %+v, %v; want %v", g, err, rpctypes.ErrLeaseNotFound)
-			}
-			if lease, _ := keyOf(t, admin, key); lease != 0 {
-				t.Error("the key was put again")
-			}
-		})
+		}
 	}
 }
 

@@ -50,13 +50,13 @@ func (s *Store) Leases(ctx context.Context, q core.LeaseQuery) iter.Seq2[core.Le
 }
 
 // Break implements [core.Breaker] with one EVALSHA. If go-redis sends it again
-// because the reply was lost, the second delivery finds no lease, and Break says
-// that there was none.
+// because the reply was lost, the second delivery gets the first one's answer, and
+// spares whoever has the key by then.
 func (s *Store) Break(ctx context.Context, key string) (was core.LeaseInfo, broken bool, err error) {
 	if err := core.CheckKey(key); err != nil {
 		return core.LeaseInfo{}, false, err
 	}
-	list, err := s.runList(ctx, s.breaking, key, s.retention)
+	list, err := s.runList(ctx, s.breaking, key, s.retention, newNonce())
 	if err == nil && len(list) == 0 {
 		return core.LeaseInfo{}, false, nil
 	}

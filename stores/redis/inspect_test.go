@@ -129,6 +129,45 @@ func TestLeases(t *testing.T) {
 	testLeases(t, connect(t, testserver.Redis(t).Addr, nil))
 }
 
+// between does something between two deliveries of a command, and returns the
+// answer to the second.
+type between struct {
+	sendTwice
+	do func()
+}
+
+func (b between) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		_ = next(ctx, cmd)
+		cmd.SetErr(nil)
+		b.do()
+		return next(ctx, cmd)
+	}
+}
+
+// go-redis sends a Break again whose reply was lost. Somebody has the key by then.
+func TestBreakDeliveredTwiceSparesTheNextLease(t *testing.T) {
+	addr := testserver.Redis(t).Addr
+	other, key := newStore(t, connect(t, addr, nil), redisstore.Options{}), random("break-")
+	first, err := other.Acquire(t.Context(), key, "label/\n 1", time.Minute)
+	must(t, err)
+	client := connect(t, addr, nil)
+	store := newStore(t, client, redisstore.Options{})
+	acquired := false
+	client.AddHook(between{do: func() { // not yet after the connection's greetings
+		g, err := other.Acquire(t.Context(), key, "next", time.Minute)
+		must(t, err)
+		acquired = acquired || g.Acquired
+	}})
+	was, broken, err := store.Break(t.Context(), key)
+	if err != nil || !broken || !acquired || was.Token != first.Token || was.Left <= 0 {
+		t.Errorf("Break = %+v, %t, %v; want the lease with token %d; acquired in between: %t", was, broken, err, first.Token, acquired)
+	}
+	if renewed, err := other.Renew(t.Context(), key, "next", time.Minute); !renewed || err != nil {
+		t.Errorf("Renew of the next lease = %t, %v: one Break has ended two", renewed, err)
+	}
+}
+
 func TestBreak(t *testing.T) {
 	t.Parallel()
 	client := connect(t, testserver.Redis(t).Addr, nil)

@@ -132,6 +132,9 @@ func inner[T any](client redis.UniversalClient) (found T, ok bool) {
 	return found, false
 }
 
+// newNonce names a call, so that the script can tell a second delivery of it.
+func newNonce() string { return strconv.FormatUint(rand.Uint64(), 36) }
+
 // Acquire implements [core.LockStore]: one EVALSHA, which only reads when the
 // key is held.
 func (s *Store) Acquire(ctx context.Context, key, owner string, ttl time.Duration) (core.Grant, error) {
@@ -140,8 +143,7 @@ func (s *Store) Acquire(ctx context.Context, key, owner string, ttl time.Duratio
 	}
 	// The nonce tells two calls of one owner apart: the driver's second
 	// delivery of a call gets the answer of the first, another call does not.
-	nonce := strconv.FormatUint(rand.Uint64(), 36)
-	n, err := s.run(ctx, s.acquire, key, owner, nonce, roundUp(ttl, time.Microsecond), s.retention)
+	n, err := s.run(ctx, s.acquire, key, owner, newNonce(), roundUp(ttl, time.Microsecond), s.retention)
 	if err != nil {
 		return core.Grant{}, err
 	}

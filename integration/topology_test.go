@@ -80,7 +80,9 @@ func acquire(t testing.TB, store core.LockStore, key string, ttl time.Duration) 
 		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
 		grant, err := store.Acquire(ctx, key, owner, ttl)
 		if err != nil {
-			_ = store.Release(ctx, key, owner)
+			releaseCtx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
+			_ = store.Release(releaseCtx, key, owner)
+			cancel()
 		}
 		cancel()
 		if err == nil {

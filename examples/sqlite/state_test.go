@@ -45,7 +45,7 @@ func TestConformanceState(t *testing.T) {
 // query runs a statement on a connection of its own.
 func query(t testing.TB, file, statement string) (n int) {
 	t.Helper()
-	db, err := sql.Open("sqlite", file+"?_pragma=busy_timeout(1000)")
+	db, err := sql.Open("sqlite", file+"?_pragma=busy_timeout(30000)")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -489,10 +489,11 @@ func TestLeaseOutlivesItsTTL(t *testing.T) {
 	t.Parallel()
 	url := testserver.Redis(t).URL
 	key := randomKey()
-	p := begin(t, url, "run", "--ttl", "2s", key, "--", "sh", "-c", "echo ready; sleep 6; exit 9")
+	// Long enough for a server that stands still for some seconds.
+	p := begin(t, url, "run", "--ttl", "6s", key, "--", "sh", "-c", "echo ready; sleep 14; exit 9")
 	p.out.await(t, "ready")
-	deadline := time.Now().Add(5 * time.Second)
-	for time.Now().Before(deadline) {
+	deadline := time.Now().Add(13 * time.Second)
+	for ; time.Now().Before(deadline); time.Sleep(100 * time.Millisecond) {
 		if code, _, _ := run(t, url, "run", key, "--", "true"); code != exitHeld && p.ProcessState == nil && time.Now().Before(deadline) {
 			t.Fatalf("the key was free while the command ran: exit code %d", code)
 		}

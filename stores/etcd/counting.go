@@ -64,18 +64,18 @@ func (t tally) once() bool     { return t.certain && t.sent == 1 }
 func (t tally) repeated() bool { return t.sent > 1 }
 
 // count returns a context under which deliveries are counted, and a function
-// that returns how many there were at least, and whether that is certain.
-func (kv countingKV) count(ctx context.Context) (deliveries func() (n int, certain bool), counted context.Context) {
+// that returns how many there were.
+func (kv countingKV) count(ctx context.Context) (counted func() tally, counting context.Context) {
 	if !kv.plain {
 		start := time.Now()
-		return func() (int, bool) {
+		return func() tally {
 			// With several endpoints the client does not wait before it turns
 			// to the next one.
-			return 1, len(kv.client.Endpoints()) == 1 && time.Since(start) < soonestResend
+			return tally{1, len(kv.client.Endpoints()) == 1 && time.Since(start) < soonestResend}
 		}, ctx
 	}
 	var n atomic.Int64
-	return func() (int, bool) { return int(n.Load()), true }, context.WithValue(ctx, countKey{}, &n)
+	return func() tally { return tally{int(n.Load()), true} }, context.WithValue(ctx, countKey{}, &n)
 }
 
 // countKey is the key of the counter, an *atomic.Int64, in a context.

@@ -110,16 +110,13 @@ func (d *deliveries[T]) next(ctx context.Context) {
 		return
 	}
 	if !d.s.spawn(func() {
-		defer context.AfterFunc(d.s.ctx, d.close)() // Close waits for this goroutine
+		// Close waits for this goroutine.
+		defer context.AfterFunc(d.s.ctx, func() { d.end(*new(T), ErrClosed) })()
 		v, err := d.send(ctx)
 		if err != nil && !isRefusal(err) {
 			return // the others may fare better
 		}
-		d.mu.Lock()
-		defer d.mu.Unlock()
-		if !d.ended {
-			d.endLocked(v, err)
-		}
+		d.end(v, err)
 	}) {
 		d.endLocked(d.v, ErrClosed)
 		return
@@ -132,12 +129,12 @@ func (d *deliveries[T]) next(ctx context.Context) {
 	d.timer.Reset(d.patience)
 }
 
-// close ends the deliveries with the store.
-func (d *deliveries[T]) close() {
+// end ends the deliveries, unless they have ended.
+func (d *deliveries[T]) end(v T, err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if !d.ended {
-		d.endLocked(d.v, ErrClosed)
+		d.endLocked(v, err)
 	}
 }
 

@@ -315,15 +315,13 @@ func (s *Store) put(ctx context.Context, id holdID, name string, ttl time.Durati
 func (s *Store) settle(ctx context.Context, id holdID, name string, ttl time.Duration, start instant, l *lease, kv *mvccpb.KeyValue) (core.Grant, error) {
 	s.holds.haunt(id, l)
 	// If it is gone already it has been acquired all the same.
-	_, err := s.move(ctx, id, name, ttl, start, kv)
-	if err == nil {
-		err = s.revoke(ctx, l)
-	}
-	if err != nil {
+	if _, err := s.move(ctx, id, name, ttl, start, kv); err != nil {
 		s.reaper.revoke(l)
 		return core.Grant{}, err
 	}
-	s.holds.banish(id, []*lease{l})
+	if err := s.expel(ctx, id, l); err != nil {
+		return core.Grant{}, err
+	}
 	return core.Grant{Acquired: true, Token: kv.CreateRevision}, nil
 }
 
@@ -332,11 +330,9 @@ func (s *Store) settle(ctx context.Context, id holdID, name string, ttl time.Dur
 // the deliveries has put the key, and has lost it again, or does so yet.
 func (s *Store) concede(ctx context.Context, id holdID, name string, l *lease, n tally, before position, kv *mvccpb.KeyValue) (core.Grant, error) {
 	s.holds.haunt(id, l)
-	if err := s.revoke(ctx, l); err != nil {
-		s.reaper.revoke(l)
+	if err := s.expel(ctx, id, l); err != nil {
 		return core.Grant{}, err
 	}
-	s.holds.banish(id, []*lease{l})
 	if n.repeated() { // for certain
 		var err error
 		if kv, err = s.unused(ctx, name, l, before); err != nil {
@@ -344,6 +340,16 @@ func (s *Store) concede(ctx context.Context, id holdID, name string, l *lease, n
 		}
 	}
 	return core.Grant{}, foreign(name, kv)
+}
+
+// expel revokes l, a ghost of id, now, or else in the background.
+func (s *Store) expel(ctx context.Context, id holdID, l *lease) error {
+	if err := s.revoke(ctx, l); err != nil {
+		s.reaper.revoke(l)
+		return err
+	}
+	s.holds.banish(id, []*lease{l})
+	return nil
 }
 
 // unused returns the key as it is, and an error unless it is certain that since
@@ -661,14 +667,14 @@ func (s *Store) get(ctx context.Context, name string) (*mvccpb.KeyValue, error) 
 func (s *Store) do(ctx context.Context, first time.Duration, op clientv3.Op) (resp clientv3.OpResponse, n tally, err error) {
 	before := s.known()
 	counted, counting := s.kv.count(ctx)
-	resp, n.sent, err = resend(counting, s, first, func(ctx context.Context) (clientv3.OpResponse, error) {
+	resp, sent, err := resend(counting, s, first, func(ctx context.Context) (clientv3.OpResponse, error) {
 		return s.kv.Do(ctx, op)
 	})
-	sent, certain := counted()
+	n = counted()
 	if isRefusal(err) {
-		sent-- // see resend
+		n.sent-- // see resend
 	}
-	n.sent, n.certain = max(n.sent, sent), certain
+	n.sent = max(n.sent, sent)
 	if err == nil {
 		s.observe(resp.Txn().Header, before)
 	}

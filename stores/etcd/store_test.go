@@ -1201,40 +1201,61 @@ func TestCloseRevokesThePoolAndSparesHolders(t *testing.T) {
 	release(t, other, key+"held", "owner")
 }
 
-// Calls that are on their way when the store is closed come back.
+// Calls that are on their way to a silent server come back when the store is
+// closed, also when they have been sent again, or are about to be.
 func TestCloseEndsCallsOnTheirWay(t *testing.T) {
 	server := testserver.StartEtcd(t)
-	client := connect(t, server.URL)
-	store, err := etcdstore.New(client, etcdstore.Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	acquire(t, store, "key", "owner", time.Minute)
-	server.Pause(t)
-	defer server.Resume(t)
-	result := make(chan error, 1)
-	go func() {
-		_, err := store.Renew(context.Background(), "key", "owner", time.Minute)
-		result <- err
-	}()
-	select {
-	case err := <-result:
-		t.Fatalf("Renew = %v on a server that is silent", err)
-	case <-time.After(100 * time.Millisecond):
-	}
-	start := time.Now()
-	if err := store.Close(); err != nil {
-		t.Errorf("Close = %v", err)
-	}
-	if d := time.Since(start); d > 5*time.Second {
-		t.Errorf("Close took %v, want about 2 s at most", d)
-	}
-	select {
-	case err := <-result:
-		if !errors.Is(err, etcdstore.ErrClosed) {
-			t.Errorf("Renew = %v, want %v", err, etcdstore.ErrClosed)
-		}
-	case <-time.After(5 * time.Second):
-		t.Error("Renew did not return")
+	for name, lead := range map[string]time.Duration{"at once": 0, "sent once or twice": 100 * time.Millisecond, "sent again": 500 * time.Millisecond} {
+		t.Run(name, func(t *testing.T) {
+			store, err := etcdstore.New(connect(t, server.URL), etcdstore.Options{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			key := random("close-")
+			acquire(t, store, key+"renew", "owner", time.Minute)
+			acquire(t, store, key+"release", "owner", time.Minute)
+			server.Pause(t)
+			defer server.Resume(t)
+			type result struct {
+				call string
+				err  error
+			}
+			results := make(chan result, 3)
+			for call, f := range map[string]func(context.Context) error{
+				"Renew": func(ctx context.Context) error {
+					_, err := store.Renew(ctx, key+"renew", "owner", time.Minute)
+					return err
+				},
+				"Release": func(ctx context.Context) error { return store.Release(ctx, key+"release", "owner") },
+				"Acquire": func(ctx context.Context) error {
+					_, err := store.Acquire(ctx, key+"acquire", "owner", time.Minute)
+					return err
+				},
+			} {
+				go func() { results <- result{call, f(context.Background())} }()
+			}
+			select {
+			case r := <-results:
+				t.Fatalf("%s = %v on a server that is silent", r.call, r.err)
+			case <-time.After(lead):
+			}
+			start := time.Now()
+			if err := store.Close(); err != nil {
+				t.Errorf("Close = %v", err)
+			}
+			if d := time.Since(start); d > 5*time.Second {
+				t.Errorf("Close took %v, want about 2 s at most", d)
+			}
+			for range 3 {
+				select {
+				case r := <-results:
+					if !errors.Is(r.err, etcdstore.ErrClosed) {
+						t.Errorf("%s = %v, want %v", r.call, r.err, etcdstore.ErrClosed)
+					}
+				case <-time.After(5 * time.Second):
+					t.Fatal("a call did not return")
+				}
+			}
+		})
 	}
 }

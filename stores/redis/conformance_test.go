@@ -192,15 +192,19 @@ func newWarmStore(t testing.TB, addr string) *redisstore.Store {
 	return store
 }
 
-// sendTwice delivers every command twice and returns the second answer.
-type sendTwice struct{}
+// sendTwice delivers every command twice, with between, if set, in between, and
+// returns the second answer.
+type sendTwice struct{ between func() }
 
 func (sendTwice) DialHook(next redis.DialHook) redis.DialHook { return next }
 
-func (sendTwice) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+func (h sendTwice) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 	return func(ctx context.Context, cmd redis.Cmder) error {
 		_ = next(ctx, cmd)
 		cmd.SetErr(nil)
+		if h.between != nil {
+			h.between()
+		}
 		return next(ctx, cmd)
 	}
 }

@@ -9,9 +9,9 @@
 //
 // The record of a lock is one hash, named [Options.Prefix] + key, with the
 // fields owner, nonce, token and until (the end of the lease in microseconds
-// since 1970, 0 once released); a field broken says which call of Break has ended a
-// lease last. That layout is part of the API: programs of
-// different versions exclude each other.
+// since 1970, 0 once released); a field broken says which call of Break has ended
+// a lease last. That layout is part of the API: programs of different versions
+// exclude each other.
 //
 // # Clock
 //

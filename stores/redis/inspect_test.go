@@ -129,22 +129,6 @@ func TestLeases(t *testing.T) {
 	testLeases(t, connect(t, testserver.Redis(t).Addr, nil))
 }
 
-// between does something between two deliveries of a command, and returns the
-// answer to the second.
-type between struct {
-	sendTwice
-	do func()
-}
-
-func (b between) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
-	return func(ctx context.Context, cmd redis.Cmder) error {
-		_ = next(ctx, cmd)
-		cmd.SetErr(nil)
-		b.do()
-		return next(ctx, cmd)
-	}
-}
-
 // go-redis sends a Break again whose reply was lost. Somebody has the key by then.
 func TestBreakDeliveredTwiceSparesTheNextLease(t *testing.T) {
 	addr := testserver.Redis(t).Addr
@@ -154,7 +138,7 @@ func TestBreakDeliveredTwiceSparesTheNextLease(t *testing.T) {
 	client := connect(t, addr, nil)
 	store := newStore(t, client, redisstore.Options{})
 	acquired := false
-	client.AddHook(between{do: func() { // not yet after the connection's greetings
+	client.AddHook(sendTwice{between: func() { // not yet after the connection's greetings
 		g, err := other.Acquire(t.Context(), key, "next", time.Minute)
 		must(t, err)
 		acquired = acquired || g.Acquired

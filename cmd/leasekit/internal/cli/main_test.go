@@ -12,7 +12,6 @@ import (
 	"os/signal"
 	"regexp"
 	"strconv"
-	"strings"
 	"sync"
 	"syscall"
 	"testing"
@@ -70,12 +69,22 @@ func (o *output) String() string {
 // await returns when the output contains text.
 func (o *output) await(t *testing.T, text string) {
 	t.Helper()
+	o.awaitMatch(t, regexp.MustCompile(regexp.QuoteMeta(text)))
+}
+
+// awaitMatch returns the first match of pattern in the output, and its groups,
+// when there is one.
+func (o *output) awaitMatch(t *testing.T, pattern *regexp.Regexp) []string {
+	t.Helper()
 	timeout := time.After(patient)
-	for !strings.Contains(o.String(), text) {
+	for {
+		if match := pattern.FindStringSubmatch(o.String()); match != nil {
+			return match
+		}
 		select {
 		case <-o.written:
 		case <-timeout:
-			t.Fatalf("no %q in output:\n%s", text, o)
+			t.Fatalf("no %q in output:\n%s", pattern, o)
 		}
 	}
 }
@@ -85,21 +94,11 @@ var saidPid = regexp.MustCompile(`pid (\d+)\.`)
 // awaitPid returns the number of the command that says "pid N.", when it has.
 func (o *output) awaitPid(t *testing.T) int {
 	t.Helper()
-	timeout := time.After(patient)
-	for {
-		if match := saidPid.FindStringSubmatch(o.String()); match != nil {
-			pid, err := strconv.Atoi(match[1])
-			if err != nil {
-				t.Fatal(err)
-			}
-			return pid
-		}
-		select {
-		case <-o.written:
-		case <-timeout:
-			t.Fatalf("no pid in output:\n%s", o)
-		}
+	pid, err := strconv.Atoi(o.awaitMatch(t, saidPid)[1])
+	if err != nil {
+		t.Fatal(err)
 	}
+	return pid
 }
 
 // process is a running leasekit.
